@@ -12,7 +12,8 @@ from whorl.agents.auxiliary import rows_later
 from whorl.components.atc import ATCConfig
 from whorl.components.byol import BYOLConfig
 from whorl.components.siamese_q import SiameseQConfig
-from whorl.conformance import CHECKS, subject
+from whorl.conformance import CHECKS, Run, subject
+from whorl.conformance.subjects import MIXED
 from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
 
@@ -98,6 +99,37 @@ def test_siamese_q_is_the_squared_difference_to_the_target_critic() -> None:
     siamese.loss(rollout, agent.observations).backward()
     assert all(p.grad is None for p in agent.target_critic.parameters())
     assert all(p.grad is not None for p in agent.critic.parameters())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "action"), [("iql", "discrete"), ("iql", "mixed"), ("option_critic", "discrete")]
+)
+def test_siamese_q_gives_critics_the_actions_as_they_read_them(algorithm: str, action: str) -> None:
+    cell = subject(algorithm, "image", "none", action, components=["siamese_q"])
+    run = Run(cell)
+    (updated, *_) = run.feed(cell.rollouts(run.agent, 2))
+    assert updated.metrics["loss/siamese_q"] > 0
+
+
+@pytest.mark.parametrize("coupling", ["independent", "conditioned"])
+def test_siamese_q_of_mixed_actions_compares_what_the_critics_say_of_them(coupling: str) -> None:
+    """A value for each of 3 * 2 * 3 combinations, or conditioned one for the combination that was taken."""
+    config = {"action_coupling": coupling}
+    agent: Any = build(
+        "sac", IMAGE, config=config, action=MIXED, siamese_q=SiameseQConfig(shift=0, joins="critic")
+    )
+    (rollout,) = rollouts(agent)
+    siamese, read = agent.components["siamese_q"], agent.actions.read(rollout.action)
+    with torch.no_grad():
+        for parameter in agent.target_critic.parameters():
+            parameter.mul_(1.1)
+        now = rollout.replace(obs=agent.observations(rollout.obs)).now
+        squares = (agent.critic(now, read) - agent.target_critic(now, read)).square()
+    assert squares.shape == (2, 16, 4, *([18] if coupling == "independent" else []))
+    mean = squares.mean((0, -1) if coupling == "independent" else 0)
+    wanted = (mean * rollout.mask).sum() / rollout.mask.sum()
+    torch.testing.assert_close(siamese.loss(rollout, agent.observations), wanted)
+    assert wanted > 0
 
 
 @pytest.mark.parametrize("adaptive", ["layer", "whole"])
@@ -195,6 +227,8 @@ def test_agents_with_atc_pass_the_conformance_suite(
             marks=pytest.mark.full,
         ),
         pytest.param("tqc", "none", "continuous", SIAMESE, marks=pytest.mark.full),
+        pytest.param("tqc", "none", "masked-mixed", SIAMESE, marks=pytest.mark.full),
+        ("sac", "none", "masked-mixed", replace(SIAMESE, joins="critic", adaptive="layer")),
     ],
 )
 def test_agents_with_siamese_q_pass_the_conformance_suite(
