@@ -2075,6 +2075,11 @@ MUTATIONS: list[Mutation] = [
             "self._held = tree.where(self._waits, self._held, fresh)",
             "self._held = fresh",
         ),
+        Bug(
+            "the memory is that of a later action",
+            '{**acted.memory, **self._held["memory"]}',
+            "acted.memory",
+        ),
         Bug("padding counts as steps", "        store.length = row\n", ""),
         Bug(
             "the first row of an episode is forgotten",
