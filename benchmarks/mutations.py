@@ -2003,7 +2003,13 @@ MUTATIONS: list[Mutation] = [
             "packed.steps.add_(1)",
         ),
         Bug("state behind a closed gate moves", "torch.where(gate > 0, tensor, old)", "tensor"),
-        Bug("joined losses are left out", "loss = loss + added", "loss = loss + 0 * added"),
+        Bug("joined losses are left out", "free.append(added)", "free.append(0 * added)"),
+        Bug(
+            "gradients are compared with those of other joined losses",
+            "loss if gated else sum(free, loss)",
+            "sum(free, loss)",
+            "components/test_auxiliary.py",
+        ),
         Bug(
             "learning rates are not annealed",
             'getattr(self, f"lr_{name}").copy_(rate * factor)',
@@ -2069,6 +2075,11 @@ MUTATIONS: list[Mutation] = [
             "self._held = tree.where(self._waits, self._held, fresh)",
             "self._held = fresh",
         ),
+        Bug(
+            "the memory is that of a later action",
+            '{**acted.memory, **self._held["memory"]}',
+            "acted.memory",
+        ),
         Bug("padding counts as steps", "        store.length = row\n", ""),
         Bug(
             "the first row of an episode is forgotten",
@@ -2114,7 +2125,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug("copies share their seed", "env_seed(seed, copy)", "env_seed(seed, 0)"),
         Bug("an agent that appears continues an episode", "        self.out.reset[row] = True\n", ""),
-        Bug("agents that ended still act", "if agent not in ended]", "]"),
+        Bug("agents that ended still act", " if agent not in ended)", ")"),
         Bug("a snapshot of other agents", 'self._live = [list(live) for live in snapshot["live"]]', "pass"),
     ),
     *planted(

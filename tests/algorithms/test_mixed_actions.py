@@ -309,6 +309,20 @@ def test_dqn_like_acting_follows_the_critics_but_for_epsilon() -> None:
     assert shares[1] == pytest.approx(0.85, abs=0.025)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"action_coupling": "conditioned"}, {"joint_choices": 2}],
+    ids=["joint", "coupled", "sums"],
+)
+def test_dqn_like_choices_need_no_random_numbers_where_they_are_greedy(settings: dict[str, Any]) -> None:
+    """So an exported policy has none among its inputs."""
+    agent = build(SAC, TREE, SCALAR, discrete_dqn_like=True, **settings)
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    agent.act(torch.randn(5, 1), {}, Context(torch.ones(5, dtype=torch.bool), generator, True))
+    assert generator.get_state().equal(before)
+
+
 def test_an_actor_elsewhere_is_sent_the_critics_if_they_choose() -> None:
     plain, greedy = (build(SAC, PAIR, discrete_dqn_like=like) for like in (False, True))
     assert not {id(p) for p in plain.critic.parameters()} & {id(t) for t in plain.acting_tensors()}

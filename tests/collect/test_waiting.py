@@ -107,6 +107,20 @@ class Restless(Remembering):
         return Acted(torch.full((NUM_ENVS, 1), float(self.calls)), acted.memory, acted.extras)
 
 
+class Drawing(Remembering):
+    """Keeps the number of the call that gave the action, as an option that was drawn is kept."""
+
+    calls = 0
+
+    def initial_memory(self, num_envs: int) -> Any:
+        return {"drawn": torch.zeros(num_envs)}
+
+    def act(self, obs: Any, memory: Any, context: Any) -> Acted:
+        self.calls += 1
+        number = torch.full((NUM_ENVS,), float(self.calls))
+        return Acted(number.unsqueeze(1), {"drawn": number}, {"seen_before": memory["drawn"]})
+
+
 class Steps(torch.nn.Module):
     """A component that counts the steps of each episode, in place."""
 
@@ -237,6 +251,16 @@ def test_rows_hold_the_action_that_was_in_effect_and_not_a_later_one() -> None:
         real = batch.mask > 0
         assert torch.equal(batch.reward[real], (batch.action[..., 0] + time)[real])
         assert 0 < real.float().mean() < 0.8
+
+
+def test_the_memory_after_a_row_is_that_of_the_action_in_effect() -> None:
+    late = 0
+    for batch in collect(WaitingCollector, Late(), 6, Drawing):
+        both = (batch.mask[:-1] * batch.mask[1:]) > 0
+        before, action = batch.extras["seen_before"][1:], batch.action[:-1, :, 0]
+        assert torch.equal(before[both], action[both])
+        late += int(((batch.action[1:, :, 0] - action)[both] > 1).sum())
+    assert late > 20, "no environment was late"
 
 
 def test_nothing_is_kept_across_rows_that_are_missing() -> None:

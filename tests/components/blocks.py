@@ -1,5 +1,6 @@
 """Agents with components, and rollouts to give them."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -25,15 +26,22 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def build(algorithm: str, observation: Any = VECTOR, seed: int = 0, **components: Any) -> Agent:
-    """A small agent with components, ready to learn."""
-    settings = {**SMALL[algorithm], "num_envs": NUM_ENVS, "num_steps": STEPS}
+def build(
+    algorithm: str,
+    observation: Any = VECTOR,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+    action: Any = Discrete(3),  # noqa: B008 - frozen
+    **components: Any,
+) -> Agent:
+    """A small agent with components, ready to learn; `config` has further settings."""
+    settings = {**SMALL[algorithm], "num_envs": NUM_ENVS, "num_steps": STEPS, **(config or {})}
     if algorithm in ("dqn", "sac"):
         settings |= {"updates_per_step": 0.1, "random_steps": 0, "n_step": 1}
     cfg = configure(algorithm, "blocks", settings).algo
     torch.manual_seed(seed)
     cls: Any = algorithm_class(algorithm)[1]
-    agent = with_components(partial(cls, cfg=cfg), Spec(observation, Discrete(3), NUM_ENVS), components)
+    agent = with_components(partial(cls, cfg=cfg), Spec(observation, action, NUM_ENVS), components)
     seeds = {name: number for number, name in enumerate(agent._optimizers)}
     return agent.prepare("cpu", lambda name: torch.Generator().manual_seed(seeds[name]))
 

@@ -12,7 +12,8 @@ from whorl.agents.auxiliary import rows_later
 from whorl.components.atc import ATCConfig
 from whorl.components.byol import BYOLConfig
 from whorl.components.siamese_q import SiameseQConfig
-from whorl.conformance import CHECKS, subject
+from whorl.conformance import CHECKS, Run, subject
+from whorl.conformance.subjects import MIXED
 from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
 
@@ -100,6 +101,37 @@ def test_siamese_q_is_the_squared_difference_to_the_target_critic() -> None:
     assert all(p.grad is not None for p in agent.critic.parameters())
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "action"), [("iql", "discrete"), ("iql", "mixed"), ("option_critic", "discrete")]
+)
+def test_siamese_q_gives_critics_the_actions_as_they_read_them(algorithm: str, action: str) -> None:
+    cell = subject(algorithm, "image", "none", action, components=["siamese_q"])
+    run = Run(cell)
+    (updated, *_) = run.feed(cell.rollouts(run.agent, 2))
+    assert updated.metrics["loss/siamese_q"] > 0
+
+
+@pytest.mark.parametrize("coupling", ["independent", "conditioned"])
+def test_siamese_q_of_mixed_actions_compares_what_the_critics_say_of_them(coupling: str) -> None:
+    """A value for each of 3 * 2 * 3 combinations, or conditioned one for the combination that was taken."""
+    config = {"action_coupling": coupling}
+    agent: Any = build(
+        "sac", IMAGE, config=config, action=MIXED, siamese_q=SiameseQConfig(shift=0, joins="critic")
+    )
+    (rollout,) = rollouts(agent)
+    siamese, read = agent.components["siamese_q"], agent.actions.read(rollout.action)
+    with torch.no_grad():
+        for parameter in agent.target_critic.parameters():
+            parameter.mul_(1.1)
+        now = rollout.replace(obs=agent.observations(rollout.obs)).now
+        squares = (agent.critic(now, read) - agent.target_critic(now, read)).square()
+    assert squares.shape == (2, 16, 4, *([18] if coupling == "independent" else []))
+    mean = squares.mean((0, -1) if coupling == "independent" else 0)
+    wanted = (mean * rollout.mask).sum() / rollout.mask.sum()
+    torch.testing.assert_close(siamese.loss(rollout, agent.observations), wanted)
+    assert wanted > 0
+
+
 @pytest.mark.parametrize("adaptive", ["layer", "whole"])
 def test_an_opposing_auxiliary_gradient_leaves_the_agents_own_as_it_is(adaptive: str) -> None:
     """The auxiliary loss is minus the critic's: no gradient of a shared parameter agrees."""
@@ -122,6 +154,31 @@ def test_an_opposing_auxiliary_gradient_leaves_the_agents_own_as_it_is(adaptive:
         torch.testing.assert_close(gradient, 2 * weight)
     places = {id(p): number for number, p in enumerate(agent._parameters_of["critic"])}
     assert all((seen[places[id(head)]] == 1).all() for head in heads)
+
+
+@pytest.mark.parametrize("order", [("byol", "atc"), ("atc", "byol")])
+def test_gradients_are_compared_with_the_agents_own_and_not_with_those_of_other_losses(
+    order: tuple[str, str],
+) -> None:
+    """The agent's gradient is 2 w; BYOL adds -6 w wherever it points, and ATC's -2 w must not follow it."""
+    known = {"byol": BYOLConfig(joins="critic"), "atc": replace(ATC, joins="critic", adaptive="whole")}
+    agent: Any = build("dqn", IMAGE, **{name: known[name] for name in order})
+    weights = list(agent.critic.parameters())
+
+    def value(factor: float) -> torch.Tensor:
+        return sum((factor * weight.square().sum() for weight in weights), torch.zeros(()))
+
+    factors = {"off": -3.0, "whole": -1.0}
+    agent._joined["critic"] = [
+        replace(joined, loss=lambda batch, factor=factors[joined.adaptive]: value(factor))
+        for joined in agent._joined["critic"]
+    ]
+    (agent._batch,) = rollouts(agent)
+    seen: list[Any] = []
+    agent._steppers["critic"] = lambda gradients, rate, gate: seen.extend(gradients)
+    agent.minimize("critic", value(1.0))
+    for weight, gradient in zip(weights, seen):
+        torch.testing.assert_close(gradient, -4 * weight)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -170,6 +227,8 @@ def test_agents_with_atc_pass_the_conformance_suite(
             marks=pytest.mark.full,
         ),
         pytest.param("tqc", "none", "continuous", SIAMESE, marks=pytest.mark.full),
+        pytest.param("tqc", "none", "masked-mixed", SIAMESE, marks=pytest.mark.full),
+        ("sac", "none", "masked-mixed", replace(SIAMESE, joins="critic", adaptive="layer")),
     ],
 )
 def test_agents_with_siamese_q_pass_the_conformance_suite(

@@ -14,6 +14,7 @@ from whorl import Logger
 from whorl.components.prediction import PredictionConfig
 from whorl.conformance import CHECKS, subject
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.core.spec import Array
 from whorl.nets.latent import LatentModel, balanced_kl, decoder
 from whorl.ops.distributions import Normal
@@ -145,6 +146,16 @@ def test_pictures_show_what_was_seen_above_what_is_imagined() -> None:
     frames = rollout.obs.flatten(0, 1).int()
     difference = (frames - image[:16, :16].int()).abs().flatten(1).amax(1)
     assert difference.min() <= 1  # a frame of the rollout, scaled and back
+
+
+def test_pictures_have_the_axes_that_the_encoder_is_told() -> None:
+    """By its shape the observation might be 8 channels of 16 x 16 pixels."""
+    encoder = Part("images", {"channels": "last"})
+    agent: Any = build(
+        "a2c", Array((8, 16, 16), "uint8", 0.0, 255.0), config={"encoder": encoder}, prediction=SMALL
+    )
+    agent.components["prediction"].update(agent, rollouts(agent)[0])
+    assert agent.pictures()["prediction/imagined"].shape == (2 * 8, 5 * 16, 1)
 
 
 def test_agents_without_anything_to_shape_are_refused() -> None:

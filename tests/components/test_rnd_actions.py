@@ -8,7 +8,8 @@ from blocks import build, feed, rollouts
 
 from whorl.agents.agent import Context
 from whorl.components.rnd_actions import RNDActionsConfig
-from whorl.conformance import NUM_ENVS, Run, subject
+from whorl.conformance import NUM_ENVS, Run, same, subject
+from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.explore.acting import sample
 
@@ -22,25 +23,38 @@ def context(seed: int = 0, greedy: bool = False, collecting: bool = True) -> Con
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "action"), [("sac", "continuous"), ("sac", "discrete"), ("tqc", "continuous")]
+    ("algorithm", "action", "settings"),
+    [
+        ("sac", "continuous", {}),
+        ("sac", "discrete", {}),
+        ("sac", "masked-mixed", {}),
+        ("sac", "mixed", {"action_coupling": "conditioned"}),
+        ("tqc", "continuous", {}),
+    ],
 )
-def test_the_most_novel_of_the_samples_is_taken(algorithm: str, action: str) -> None:
+def test_the_most_novel_of_the_samples_is_taken(
+    algorithm: str, action: str, settings: dict[str, Any]
+) -> None:
     cell = subject(
-        algorithm, "vector", "none", action, components=["rnd_actions"], rnd_actions={"candidates": 5}
+        *(algorithm, "vector", "none", action),
+        components=["rnd_actions"],
+        rnd_actions={"candidates": 5},
+        **settings,
     )
     agent: Any = cell.agent()
     (rollout,) = cell.rollouts(agent, 1)
-    obs = rollout.obs[0]
+    obs = tree.index(rollout.obs, 0)
     taken = agent.act(obs, {}, context()).action
     policy, _ = agent.actor.step(agent.observations(obs), {}, context().reset)
     again = context()
-    actions = torch.stack([sample(policy, again) for _ in range(5)])
+    actions = tree.stack([sample(policy, again) for _ in range(5)])
     novelty = agent.components["rnd_actions"].score(obs, actions)
     for env_index in range(NUM_ENVS):
-        assert torch.equal(taken[env_index], actions[novelty[:, env_index].argmax(), env_index])
-    assert torch.equal(agent.act(obs, {}, context(greedy=True)).action, policy.mode())
+        best = tree.index(actions, (novelty[:, env_index].argmax(), env_index))
+        assert same(tree.index(taken, env_index), best)
+    assert same(agent.act(obs, {}, context(greedy=True)).action, policy.mode())
     alone = agent.act(obs, {}, context(collecting=False)).action
-    assert torch.equal(alone, actions[0]), "an evaluation with random actions samples the policy"
+    assert same(alone, tree.index(actions, 0)), "an evaluation with random actions samples the policy"
 
 
 def test_what_was_done_often_is_less_novel() -> None:
@@ -64,3 +78,10 @@ def test_rewards_stay_as_they_are() -> None:
 def test_agents_without_a_sampling_policy_and_replay_are_refused(algorithm: str) -> None:
     with pytest.raises(ConfigError, match="rnd_actions chooses among samples of a stochastic policy"):
         build(algorithm, rnd_actions=SMALL)
+
+
+def test_without_replay_there_is_nothing_to_learn_novelty_from() -> None:
+    with pytest.raises(ConfigError, match="learns from replay, but use_replay_buffer is false; leave one"):
+        subject(
+            "sac", "vector", "none", "mixed", components=["rnd_actions"], use_replay_buffer=False, n_step=3
+        ).agent()

@@ -196,12 +196,13 @@ class Optimized(nn.Module):
             measure: return the norm of the gradients before clipping, which costs a pass over them.
         """
         gated: list[tuple[JoinedLoss, Tensor]] = []
+        free: list[Tensor] = []
         for joined in self._joined.get(name, ()):
             assert self._batch is not None and isinstance(loss, Tensor)
             module: Any = self
             added = joined.loss(self._batch.replace(obs=module.observations(self._batch.obs)))
             if joined.adaptive == "off":
-                loss = loss + added
+                free.append(added)
             else:
                 gated.append((joined, added))
         if isinstance(loss, ByHand):
@@ -209,11 +210,14 @@ class Optimized(nn.Module):
             if self.exchange is not None:
                 self.exchange(gradients)
         else:
-            gradients = self._gradients(name, loss)
+            # What others are compared with is the agent's own gradient.
+            gradients = self._gradients(name, loss if gated else sum(free, loss))
         main = tuple(g.clone() for g in gradients) if len(gated) > 1 else gradients
         for joined, added in gated:
             further = self._gradients(name, added)
             add_agreeing_(gradients, further, main, joined.shared, joined.adaptive == "layer")
+        if gated and free:
+            torch._foreach_add_(gradients, self._gradients(name, sum(free[1:], free[0])))
         norm: Tensor | None = None
         packed = self._packed.get(name)
         if packed is not None:

@@ -2,8 +2,9 @@
 
 Each environment has a row of its own to write to, and advances when it answers (`Step.waits`). Until then its
 observation, memory and action stay: a row holds the action that was in effect, and the row after it what followed. The
-missing rows at the end of a rollout are masked; nothing is carried across them, values
-bootstrap from the last observation, and the next rollout continues there.
+memory after a row is that of this action, too: it may hold what was drawn with it (an option, noise). The missing rows
+at the end of a rollout are masked; nothing is carried across them, values bootstrap from the last observation, and the
+next rollout continues there.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Context
+from whorl.agents.agent import COMPONENTS, Context
 from whorl.collect.collector import LocalCollector, acting
 from whorl.core import tree
 from whorl.core.tree import Tree
@@ -27,10 +28,9 @@ class WaitingCollector(LocalCollector):
         device = self.agent.device
         self._waits = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
         """environments that have an action which they have not answered"""
-        self._held: dict[str, Tree] = tree.clone(
-            {name: tree.index(self.storage.tensors[name], 0) for name in ("action", "extras")}
-        )
-        """actions and extras in effect [B, ...]"""
+        stored = {name: tree.index(self.storage.tensors[name], 0) for name in ("action", "extras")}
+        self._held: dict[str, Tree] = tree.clone({**stored, "memory": _of_networks(self.memory)})
+        """actions in effect with their extras, and the memory of networks after them [B, ...]"""
         self._all = torch.arange(self.num_envs, device=device)
         self._numbers = torch.cat(self._env)
         """of these environments in the run"""
@@ -110,9 +110,11 @@ class WaitingCollector(LocalCollector):
             _write(store.memories, self._memory, row // store.stride, self._all, opens)
         greedy = self.agent.collects_greedily
         context = Context(reset, self.generator, greedy=greedy, random=self._random, env_index=self._numbers)
-        self._acted = self.agent.act_tracked(self._obs, self._memory, context)
-        fresh = {"action": self._acted.action, "extras": {**self._held["extras"], **self._acted.extras}}
+        acted = self.agent.act_tracked(self._obs, self._memory, context)
+        extras = {**self._held["extras"], **acted.extras}
+        fresh = {"action": acted.action, "extras": extras, "memory": _of_networks(acted.memory)}
         self._held = tree.where(self._waits, self._held, fresh)
+        self._after = {**acted.memory, **self._held["memory"]}
         self._memory = self.agent.kept(self._memory)
         return self._held["action"]
 
@@ -123,9 +125,7 @@ class WaitingCollector(LocalCollector):
         self._waits.copy_(answer.pop("waits"))
         answered = ~self._waits
         following = answer.pop("obs"), answer.pop("next_reset")
-        after, columns = self.agent.follow(
-            self._acted.memory, self._obs, action, answer["reward"], *following
-        )
+        after, columns = self.agent.follow(self._after, self._obs, action, answer["reward"], *following)
         self._memory = tree.where(self._waits, self._memory, after)
         if "cells" in answer:
             columns[CELL] = answer.pop("cells")
@@ -154,6 +154,11 @@ class WaitingCollector(LocalCollector):
 def collector_for(env: VectorEnv) -> type[LocalCollector]:
     """The collector of an environment in this process."""
     return WaitingCollector if isinstance(env, Waiting) and env.waits else LocalCollector
+
+
+def _of_networks(memory: Tree) -> Tree:
+    """The memory without that of components, which follows what is answered."""
+    return {name: held for name, held in memory.items() if name != COMPONENTS}
 
 
 def _tensors(step: Any) -> dict[str, Tree]:

@@ -79,7 +79,7 @@ class Prediction(Auxiliary):
             )
         part: Part = getattr(agent.cfg, "encoder", Part("auto"))
         chosen: Any = part.options.get("channels")
-        channels: Channels = chosen if chosen in ("first", "last") else "auto"
+        self.channels: Channels = chosen if chosen in ("first", "last") else "auto"
         known = {
             path: leaf for path, leaf in tree.items(spec.observation) if path.rpartition(".")[2] != MASK_KEY
         }
@@ -93,11 +93,11 @@ class Prediction(Auxiliary):
         )
         # A list, because keys of an observation may be names that a ModuleDict refuses.
         self.decoders = nn.ModuleList(
-            decoder(width, leaf, cfg.hidden_size, channels) for leaf in self.leaves.values()
+            decoder(width, leaf, cfg.hidden_size, self.channels) for leaf in self.leaves.values()
         )
         self.reward = nn.Sequential(MLP(width, (cfg.hidden_size,), "elu"), nn.Linear(cfg.hidden_size, 1))
         self.optimize(shared, [self.model, self.decoders, self.reward])
-        self.images = [n for n, leaf in enumerate(self.leaves.values()) if picture(leaf, channels)]
+        self.images = [n for n, leaf in enumerate(self.leaves.values()) if picture(leaf, self.channels)]
         self.register_buffer("shown_features", torch.zeros(1, width), persistent=False)
         self.register_buffer("shown_action", torch.zeros(cfg.length, 1, actions), persistent=False)
         if self.images:
@@ -209,7 +209,7 @@ class Prediction(Auxiliary):
         shown: Any = self.shown
         both = torch.stack((shown[: self._length + 1], frames))  # [2, L+1, ...]
         leaf = self._pictured
-        found = picture(leaf)
+        found = picture(leaf, self.channels)
         both = both.permute(0, 1, 3, 4, 2) if found is not None and found.first else both
         width = both.shape[-1] // leaf.stack
         newest = both[..., -width:]

@@ -68,6 +68,10 @@ class RNDActions(Component):
     def __init__(self, name: str, spec: Spec, cfg: RNDActionsConfig, agent: Agent) -> None:
         super().__init__(name, spec, cfg, agent)
         actions: Any = getattr(agent, "actions", None)
+        if isinstance(actions, SoftActions) and not agent.off_policy:
+            raise ConfigError(
+                f"{name} learns from replay, but use_replay_buffer is false; leave one of them out"
+            )
         if not agent.off_policy or not isinstance(actions, SoftActions):
             raise ConfigError(
                 f"{name} chooses among samples of a stochastic policy that learns from replay, which "

@@ -92,7 +92,8 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
     rows = Rows(one["obs"], context.reset.unsqueeze(0), memory, 0, 0, 1, one["last"])
     values = agent.q_of_choices(rows, drawn.reads.unsqueeze(0))[:, 0]  # [critics, B, choices]
     drawn = actions.chosen(drawn, values, agent.temperature, 0.0 if context.greedy else None)
-    return Acted(agent.noise(actions.sample(drawn, context.generator)[0], context), after)
+    action = actions.sample(drawn, None if context.greedy else context.generator)
+    return Acted(agent.noise(action, context), after)
 
 
 def acting_tensors_with_critic(agent: SoftAgent, tensors: list[Tensor]) -> list[Tensor]:

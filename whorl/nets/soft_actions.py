@@ -315,23 +315,21 @@ class SoftActions(nn.Module):
             found.append((1 - epsilon) * greedy + epsilon * uniform)
         return replace(drawn, probs=torch.cat(found, -1), counts=False)
 
-    def sample(self, drawn: Drawn, generator: torch.Generator) -> tuple[Tree, Tensor]:
-        """With `discrete_dqn_like`, an action by the probabilities of `drawn`; its log-probability [...]."""
-        assert drawn.probs is not None and drawn.reads is not None and drawn.log_density is not None
+    def sample(self, drawn: Drawn, generator: torch.Generator | None) -> Tree:
+        """With `discrete_dqn_like`, an action by the probabilities of `drawn`; without a generator the likeliest."""
+        assert drawn.probs is not None and drawn.reads is not None
         groups = (drawn.probs.shape[-1],) if self.joint else self.parts.options
-        choices, log_prob = [], torch.zeros_like(drawn.probs[..., 0])
+        choices = []
         for probs in drawn.probs.split(groups, -1):
             policy = Categorical(probs.log(), probs)
-            choices.append(policy.sample(policy.noise(generator)))
-            log_prob = log_prob + policy.log_prob(choices[-1])
-        continuous, log_density = drawn.reads, drawn.log_density
+            choices.append(policy.mode() if generator is None else policy.sample(policy.noise(generator)))
+        continuous = drawn.reads
         if self.conditioned:
-            index = choices[0].unsqueeze(-1)
-            log_density = log_density.gather(-1, index).squeeze(-1)
-            index = index.unsqueeze(-1).expand(*index.shape, continuous.shape[-1])
+            index = choices[0][..., None, None]
+            index = index.expand(*index.shape[:-1], continuous.shape[-1])
             continuous = continuous.gather(-2, index).squeeze(-2)[..., -self.parts.size :]
         chosen = self.parts.choices_of(choices[0]) if self.joint else torch.stack(choices, -1)
-        return self.parts.action(chosen, continuous), log_prob + log_density
+        return self.parts.action(chosen, continuous)
 
     def entropy_target(self, batch: Batch, drawn: Drawn) -> Tensor | float:
         """The target entropy, a number or [kinds]; with action masks that of the choices is a fraction of what each row
