@@ -136,6 +136,8 @@ class Trainer:
         self._inside_step = False
         self._iterating = False
         """whether a rollout or its updates are under way, so that nothing can be saved"""
+        self._broken = False
+        """whether they ended with an error, so that nothing can be saved any more"""
         self._save_asked = False
         """whether `save` was called meanwhile"""
         self._result: Result | None = None
@@ -279,15 +281,13 @@ class Trainer:
         GATE.give_way()
         self._open()
         if self._inside_step:
-            raise WhorlError(f"the last step failed; call close(), then whorl.resume({str(self.run_dir)!r})")
+            raise WhorlError(self._failed())
         if self.finished:
             raise WhorlError(f"training is over: {self._reason()}; resume the run with a larger budget")
         self._inside_step = True
         began, before = time.perf_counter(), self.wall_time
-        with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
-            self._iterating = True
+        with saving_on_failure(self, collecting=True), gpu_memory(self.settings), self._iteration():
             row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
-            self._iterating = False
         self._logged = set()
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
@@ -308,6 +308,19 @@ class Trainer:
             self.stop(f"{self.settings.run.max_seconds:g} s are over")
         self._inside_step = False
         return row
+
+    @contextmanager
+    def _iteration(self) -> Iterator[None]:
+        """A rollout and its updates."""
+        self._iterating = self._broken = True
+        try:
+            yield
+            self._broken = False
+        finally:
+            self._iterating = False
+
+    def _failed(self) -> str:
+        return f"the last step failed; call close(), then whorl.resume({str(self.run_dir)!r})"
 
     @property
     def finished(self) -> bool:
@@ -546,7 +559,7 @@ class Trainer:
                     self._reporting.log.message(self._unlogged.pop(0))
                 self._system = SystemMetrics(self.agent.updates)
                 self._row, self._logged, self._result, self._inside_step = {}, None, None, False
-                self._iterating = self._save_asked = False
+                self._broken = self._save_asked = False
                 if not self._restored:
                     self._begin()
                 elif self._branched:
@@ -617,7 +630,7 @@ class Trainer:
     # Saving and restoring
 
     def save(self) -> Path:
-        """Write a checkpoint now; raises if weights or metrics are not finite.
+        """Write a checkpoint now; raises if weights or metrics are not finite, or a rollout or its updates failed.
 
         In `on_step`, `on_episode` and `on_rollout` of a callback it is written at the end of the iteration.
         """
@@ -626,6 +639,8 @@ class Trainer:
         if self._iterating:  # environments are ahead of what was learned and counted
             self._save_asked = True
             return self.checkpointing.next_folder
+        if self._broken:
+            raise CheckpointError(self._failed())
         self._save_asked = False
         self._own_folder().beat()
         self._write_row()  # else a resumed run would not have it
