@@ -505,7 +505,7 @@ class Trainer:
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
-            with self._counted(), gpu_memory(self.settings):
+            with self.counted(), gpu_memory(self.settings):
                 self._assemble(needs)
             self.settings = self.parts.settings
             self._built = True
@@ -533,7 +533,7 @@ class Trainer:
         self.build()
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """Count the seconds within towards `max_seconds`; where calls are nested, once."""
         began, before = time.perf_counter(), self._spent_here
         try:
@@ -547,7 +547,7 @@ class Trainer:
             return self._reporting
         new = self.run_dir is None and not self._restored
         try:
-            with self._counted():
+            with self.counted():
                 self._rebuild()
                 if self.run_dir is None:
                     self.run_dir = self._new_folder()
@@ -711,7 +711,7 @@ class Trainer:
         self.run_dir = run_dir
         try:
             self._acquire(run_dir)
-            with self._counted():
+            with self.counted():
                 self.build()
                 checkpoint.bring_rows(loaded, run_dir)
                 with checkpoint.reading(loaded.folder, checkpoint.STATE):
