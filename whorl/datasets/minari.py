@@ -7,7 +7,6 @@ ROOT/whorl/pendulum/sac-v0/data/metadata.json     ~/.minari/datasets
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError, WhorlError, missing_extra, nearest
 from whorl.core.files import expanded, reason
 
@@ -107,7 +107,7 @@ def _storable(env_spec: Any) -> Any:
         if env_spec is not None:
             env_spec.to_json()
     except (TypeError, ValueError) as error:
-        warnings.warn(f"the dataset does not say how to make its environment: {error}", stacklevel=4)
+        messages.warn(f"the dataset does not say how to make its environment: {error}")
         return None
     return env_spec
 

@@ -15,11 +15,11 @@ import shutil
 import signal
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import yaml
@@ -27,7 +27,7 @@ import yaml
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, Row
 from whorl.collect.episodes import Episode
-from whorl.core import files
+from whorl.core import files, messages
 from whorl.core.cuda_graphs import GATE
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError
 from whorl.core.process import CTRL_C, configure_process, first_interrupt
@@ -79,6 +79,20 @@ from whorl.state.provenance import provenance
 from whorl.state.runfolder import new_run_folder, resolve_run
 from whorl.state.runlock import RunLock
 from whorl.state.streams import Streams
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _recorded(method: Callable[Concatenate["Trainer", P], R]) -> Callable[Concatenate["Trainer", P], R]:
+    """Log the messages of a method of the trainer."""
+
+    @wraps(method)
+    def wrapped(self: "Trainer", *args: P.args, **kwargs: P.kwargs) -> R:
+        with messages.recording(self._record):
+            return method(self, *args, **kwargs)
+
+    return wrapped
 
 
 @explaining(TRAINER)
@@ -273,6 +287,7 @@ class Trainer:
             raise StopIteration
         return self.step()
 
+    @_recorded
     def step(self) -> dict[str, Any]:
         """Run one iteration with the logging, evaluation and checkpoint that are due; its metrics.
 
@@ -332,6 +347,7 @@ class Trainer:
         """End training after this iteration."""
         self._stop_reason = self._stop_reason or reason
 
+    @_recorded
     def evaluate(self, episodes: int = 0) -> Evaluation:
         """Play `episodes` (default: as configured) with greedy actions."""
         episodes = checked("episodes", episodes, Count)
@@ -379,9 +395,14 @@ class Trainer:
     def _notify(self, text: str) -> None:
         """Show a message that nobody should miss, and log it."""
         if self._shown is None:
-            warnings.warn(text, stacklevel=2)
+            with messages.recording(self._record):
+                messages.warn(text)
         else:
             self._shown.message(text)
+            self._record(text)
+
+    def _record(self, text: str) -> None:
+        """Log a message, as soon as there is a log."""
         if self._reporting is None:
             self._unlogged.append(text)
         else:
@@ -453,6 +474,7 @@ class Trainer:
     def _reason(self) -> str:
         return self._stop_reason or f"the budget of {self._spent()[2]} is spent"
 
+    @_recorded
     def _finish(self) -> Result:
         """Write the last row of metrics and the last checkpoint; the result."""
         assert self._reporting is not None and self.run_dir is not None
@@ -541,6 +563,7 @@ class Trainer:
         finally:
             self._spent_here = before + time.perf_counter() - began
 
+    @_recorded
     def _open(self) -> Reporting:
         """Build what is missing, open the run folder and the loggers, and start."""
         if self._reporting is not None:
@@ -605,7 +628,7 @@ class Trainer:
                     "load_model is true, but load_checkpoint_dir is empty; set it to a checkpoint"
                 )
             for message in self.checkpointing.start_from(run.load_checkpoint_dir, run.load_strict):
-                warnings.warn(message, stacklevel=2)
+                messages.warn(message)
         if run.dataset:
             fill_replay(self.experience, self.agent, run.dataset)
         self.parts.reset(0)
@@ -629,6 +652,7 @@ class Trainer:
 
     # Saving and restoring
 
+    @_recorded
     def save(self) -> Path:
         """Write a checkpoint now; raises if weights or metrics are not finite, or a rollout or its updates failed.
 
@@ -696,7 +720,7 @@ class Trainer:
         found = find_checkpoint(resolve_run(run, Path(self.settings.run.runs)))
         message = load_weights(self.agent, found, strict)
         if message:
-            warnings.warn(message, stacklevel=2)
+            self._notify(message)
 
     def attach_new(self, run_dir: Path) -> "Trainer":
         """Restart a run that ended before its first checkpoint, in its own folder."""
@@ -706,6 +730,7 @@ class Trainer:
         self._purge_step = 0
         return self
 
+    @_recorded
     def attach(self, run_dir: Path, loaded: checkpoint.Loaded) -> "Trainer":
         """Continue an existing run from a checkpoint: its state and counters, and metric files truncated to it."""
         self.run_dir = run_dir
@@ -729,10 +754,7 @@ class Trainer:
             self.counters.evaluated_return = math.nan
         if why := loaded.metadata.get(RESTARTS):
             had = why if isinstance(why, str) else FAILED  # earlier versions have true there
-            warnings.warn(
-                f"{loaded.folder.name} was saved when {had}; all of them start new episodes",
-                stacklevel=2,
-            )
+            messages.warn(f"{loaded.folder.name} was saved when {had}; all of them start new episodes")
         # Continue after the highest number: neither a newer nor a damaged checkpoint is overwritten.
         newest = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))
         self.checkpointing.saved = newest
