@@ -2114,7 +2114,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug("copies share their seed", "env_seed(seed, copy)", "env_seed(seed, 0)"),
         Bug("an agent that appears continues an episode", "        self.out.reset[row] = True\n", ""),
-        Bug("agents that ended still act", "if agent not in ended]", "]"),
+        Bug("agents that ended still act", " if agent not in ended)", ")"),
         Bug("a snapshot of other agents", 'self._live = [list(live) for live in snapshot["live"]]', "pass"),
     ),
     *planted(
