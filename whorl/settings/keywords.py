@@ -62,8 +62,8 @@ class Keywords(TypedDict, total=False):
     """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the
     run, even if it worked in between; 0: any number"""
     env_timeout: float
-    """time limit of one environment step in seconds; an actor that exceeds it is replaced, otherwise the run
-    ends with a checkpoint; 0: no limit"""
+    """with workers or actors: time limit of one environment step in seconds; an actor that exceeds it is
+    replaced, a worker ends the run with a checkpoint; 0: no limit"""
     learners: int
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     disable_sample: bool
