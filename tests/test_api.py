@@ -334,6 +334,8 @@ def test_a_class_takes_options_wherever_an_id_does(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("env_options: {length: 4}")
     assert whorl.load(Level, "ppo", SMALL, files=["mine.yaml"]).source.factory().length == 4
     assert whorl.load(Level, "ppo", {**SMALL, "env_options": {"length": 6}}).source.factory().length == 6
+    dotted = whorl.load(Level, "ppo", SMALL, **{"env_options.length": 7})  # type: ignore[arg-type]
+    assert dotted.source.factory().length == 7
     result = whorl.train(Level, "ppo", SMALL, env_options={"length": 3})
     assert min(whorl.evaluate(result.run_dir, 2, env=Level).lengths) >= 3, "the run's options apply"
     assert min(whorl.evaluate(result.run_dir, 2, env=Level, env_options={"length": 9}).lengths) >= 9

@@ -1,6 +1,7 @@
 """The command `whorl`, called in this process, and once or twice as a real one."""
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.hardware import shares
 from whorl.run.evaluate import Evaluation
 from whorl.run.evaluation_log import log_evaluation
+from whorl.run.trainer import Trainer
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import fields_of, help_of
@@ -917,6 +919,40 @@ def test_environments_of_this_folder_are_found_and_the_printed_lines_work(
     assert f"--trust {module_name(request)}" in sentence, "code is not imported because a file names it"
 
 
+@pytest.mark.parametrize("required", [False, True], ids=["with defaults", "without"])
+def test_a_run_of_a_class_goes_on_with_its_name_on_the_command_line(
+    required: bool,
+    folder_of_my_own: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The id of its environment is `Line`; options of the run hold, also those without a default."""
+    module, name = folder_of_my_own / f"{module_name(request)}.py", module_name(request)
+    if required:
+        module.write_text(OWN.replace("size=4", "size").split("gym.register")[0])
+    monkeypatch.syspath_prepend(folder_of_my_own)
+    small = {
+        "num_envs": 2,
+        "num_steps": 16,
+        "batch_size": 32,
+        "max_iterations": 1,
+        "quiet": True,
+        "eval": False,
+    }
+    env = importlib.import_module(name).Line
+    run = whorl.train(env, "ppo", small, env_options={"size": 7}, workers=0).run_dir
+    assert whorl.evaluate(run, 2, env=f"{name}:Line").lengths == [7, 7]
+    assert (
+        main(["resume", str(run), "--env", f"{name}:Line", "--max-iterations", "2", "--log-freq", "1"]) == 0
+    )
+    lengths = [row["episode/length"] for row in rows_of(run) if "episode/length" in row]
+    assert lengths and set(lengths) == {7}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_the_line_that_compares_seeds_works_as_printed(
     folder_of_my_own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1054,6 +1090,77 @@ def test_a_seed_that_fails_is_told_and_the_others_finish(
     assert len(list(Path("runs").glob("*/checkpoint_*"))) == 1, "the other one has its last checkpoint"
 
 
+def test_a_seed_that_fails_does_not_end_those_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer.step
+
+    def fails(self: Trainer) -> dict[str, Any]:
+        if self.settings.run.seed == 1:
+            raise RuntimeError("a mistake in my network")
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", fails)
+    words = ["train", "ppo", "CartPole-v1", *SMALL, "--no-eval", "--runs", str(tmp_path), "--seeds", "1", "2"]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert err.count("whorl: seed ") == 1 and "whorl: seed 1: RuntimeError: a mistake in my network" in err
+    assert "Traceback" in err, "it is not known whose mistake it is"
+    assert re.search(r"seed 1 .* failed .*\n.* seed 2 .* \d", out), "the table of all seeds"
+    assert len(list(tmp_path.glob("*seed2/checkpoint_*"))) == 1
+
+
+def test_names_and_tags_of_files_keep_the_seed_too(tmp_path: Path) -> None:
+    files = {"name": "name: mine", "alias": "exp_name: mine", "template": "name: 'of_{seed}_{tag}'\ntag: t"}
+    for file, text in files.items():
+        (tmp_path / f"{file}.yaml").write_text(text)
+        words = [
+            "--config",
+            str(tmp_path / f"{file}.yaml"),
+            "--runs",
+            str(tmp_path / file),
+            "--seeds",
+            "1",
+            "2",
+        ]
+        assert main(["train", "ppo", "CartPole-v1", *SMALL, "--no-eval", "--no-save-model", *words]) == 0
+    found = {file: sorted(path.name for path in (tmp_path / file).iterdir()) for file in files}
+    assert found["name"] == ["mine_seed1", "mine_seed2"]
+    assert [name[-11:] for name in found["alias"]] == ["_mine_seed1", "_mine_seed2"]
+    assert found["template"] == ["of_1_t_seed1", "of_2_t_seed2"]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_seeds_of_one_process_are_built_ends_the_command(
+    number: signal.Signals,
+    status: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seeds, "check_gpu", lambda settings, count: None)
+    build, built = Trainer.build, list[int]()
+
+    def interrupted(self: Trainer) -> Trainer:
+        if not self._built:
+            built.append(self.settings.run.seed)
+            if built == [1, 2]:
+                os.kill(os.getpid(), number)
+        return build(self)
+
+    monkeypatch.setattr(Trainer, "build", interrupted)
+    words = ["train", "ppo", "CartPole-v1", *SMALL, "--no-eval", "--runs", str(tmp_path)]
+    words += ["--seeds", "1", "2", "3", "--parallel", "gpu"]
+    if number == signal.SIGTERM:
+        with pytest.raises(SystemExit, match=str(status)):
+            main(words)
+    else:
+        assert main(words) == status
+    out, err = capsys.readouterr()
+    assert built == [1, 2] and not list(tmp_path.iterdir()), "nothing was trained, so nothing is left"
+    assert "Traceback" not in err + out
+
+
 def test_ctrl_c_stops_and_saves_all_seeds(tmp_path: Path) -> None:
     words = [
         "train",
@@ -1120,6 +1227,7 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "ppo", "X", "--no-such-flag"], set()),
         (["plot", "--statistic", ""], {"mean", "iqm", "median"}),
         (["eval", "PPO"], {"PPO_one", "PPO two"}),
+        (["resume", "PPO_one", "--demo"], {"--demonstrations"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
         (["sweep", "x.yaml", "--objective", ""], {"mean", "iqm", "worst"}),
         (["bench", "classic", "--pa"], {"--parallel"}),

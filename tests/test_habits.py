@@ -105,6 +105,17 @@ def test_what_is_no_run_is_told(result: Result) -> None:
         whorl.evaluate(result, "CartPole-v1")  # type: ignore[arg-type]  # the mistake
 
 
+def test_arguments_of_an_evaluation_may_be_whole_numbers_of_any_type(result: Result) -> None:
+    given: Any = {"episodes": 2.0, "seed": 3.0, "max_steps": np.float64(5)}
+    assert whorl.evaluate(result, **given).returns == [5.0, 5.0]
+    trainer = whorl.load("CartPole-v1", "ppo", SMALL)
+    with trainer:
+        trainer.step()
+        assert len(trainer.evaluate(2.0).returns) == 2  # type: ignore[arg-type]  # on purpose
+        with pytest.raises(ConfigError, match=r"episodes is -1; it must be at least 0"):
+            trainer.evaluate(-1)
+
+
 def test_a_folder_of_runs_is_no_run(result: Result) -> None:
     runs = result.run_dir.parent
     with pytest.raises(

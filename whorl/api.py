@@ -10,6 +10,7 @@ import torch
 from whorl.box.cards import load as load_agent
 from whorl.box.names import Named, RunName, find_folder, find_folders, find_policy, find_runs
 from whorl.core.errors import ConfigError, EnvError, WhorlError, misspelt, nearest
+from whorl.core.files import expanded
 from whorl.core.hardware import cores, has_display
 from whorl.core.process import configure_process
 from whorl.core.registry import only_trusted, register
@@ -487,7 +488,7 @@ def record(
     check_recordable(source, behavior)
     privileged = () if policy.agent.tracks else policy.agent.privileged
     check_spaces(policy.spec, source.spec(1), source.id, privileged)
-    folder = None if output is None else Path(output).expanduser()
+    folder = None if output is None else expanded(output)
     algorithm = policy.settings.algorithm
     id = free_id(f"whorl/{source.id}/{algorithm}") if folder is None else dataset_name(folder)
     one = envs.make_env(source.factory)

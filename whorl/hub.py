@@ -171,7 +171,7 @@ def pull(repo: str, runs: str | Path = RUNS, *, revision: str | None = None) -> 
     """
     _check_repo(repo)
     api = _api()
-    root = Path(runs)
+    root = files.expanded(runs)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -23,7 +23,7 @@ from whorl.bench.cell import RESULT, Cell, CellResult, CellWorker, read_result
 from whorl.bench.figures import draw_aggregates, draw_all, draw_improvement, draw_profiles
 from whorl.bench.results import Estimate, aggregates, markdown, scores_of
 from whorl.bench.suite import find_suite, read_suite, suites
-from whorl.core.errors import CheckpointError, ConfigError, WhorlError
+from whorl.core.errors import CheckpointError, ConfigError, DivergedError, WhorlError
 from whorl.log.statistics import stratified_interval
 from whorl.run.trainer import Trainer
 from whorl.state.runlock import RunLock
@@ -172,6 +172,42 @@ def test_a_folder_without_settings_is_begun_again(made: Make) -> None:
     assert read_result(folder) is None
 
 
+def test_a_run_has_the_folder_of_its_name_however_long_or_odd_that_is(made: Make) -> None:
+    names = ["." + "x" * 90 + tail for tail in "ab"]
+    algorithms = ["ppo", *({"name": name, "algorithm": "ppo"} for name in (*names, "-{time} é/ß"))]
+    bench = made(seeds=1, algorithms=algorithms)
+    found = bench.run()
+    assert len(found.results) == 4
+    folders = {bench.folder_of(*key) for key in found.results}
+    assert {path for path in bench.folder.iterdir() if path.is_dir()} == folders and len(folders) == 4
+    assert bench.folder / "time-é-ß_CartPoleContinuous-v0_seed_1" in folders
+
+
+def test_a_run_that_max_seconds_end_before_its_first_evaluation_is_evaluated(made: Make) -> None:
+    bench = made(
+        seeds=1, algorithms=["ppo"], settings={**SMALL["settings"], "max_seconds": 1e-6, "eval_freq": 128}
+    )
+    (result,) = bench.run().results.values()
+    assert result.mean_return == 5.0, "each of the five steps of an episode earns 1"
+    assert (0 < result.steps < 128) and result.share == 1.0
+
+
+@pytest.mark.parametrize("limit", ["steps", "seconds"])
+def test_the_result_of_a_run_that_diverged_says_how_much_of_its_budget_was_spent(
+    made: Make, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverges(self: Trainer) -> Any:
+        self.counters.steps, self.wall_time = 32, 45.0
+        raise DivergedError("a loss is not finite; lower the learning rate")
+
+    monkeypatch.setattr(Trainer, "step", diverges)
+    seconds = {"max_seconds": 60} if limit == "seconds" else {}
+    bench = made(seeds=1, algorithms=["ppo"], settings={**SMALL["settings"], **seconds})
+    (result,) = bench.run().results.values()
+    share = 45 / 60 if seconds else 32 / 128
+    assert result == CellResult(None, 32, 45.0, "a loss is not finite", share)
+
+
 def test_other_settings_of_runs_that_are_there_are_refused(made: Make) -> None:
     choice = Choice(algorithms=("ppo",), seeds=(1,))
     bench = made(choice)
@@ -215,6 +251,49 @@ def test_scores_are_normalised_and_a_run_that_diverged_counts_as_a_random_policy
     assert "| mean | 0.75 [" in text
 
 
+def test_learning_curves_are_shares_of_the_budget_and_end_with_the_result(
+    made: Make, monkeypatch: pytest.MonkeyPatch, few_draws: None
+) -> None:
+    """Scores are a tenth of returns. One run diverged at half of its budget, one before its first evaluation."""
+    bench = made(algorithms=["ppo", "a2c"], seeds=2)
+    env = "CartPoleContinuous-v0"
+    evaluations = {
+        ("ppo", 1): {32: 2.0, 64: 4.0, 128: 6.0},
+        ("ppo", 2): {16: 2.0, 32: 4.0},
+        ("a2c", 1): {},
+        ("a2c", 2): {32: 3.0},
+    }
+    ended = {
+        ("ppo", 1): CellResult(6.0, 128, 1.0),
+        ("ppo", 2): CellResult(None, 64, 1.0, "why", 0.5),
+        ("a2c", 1): CellResult(None, 8, 1.0, "why", 0.0625),
+        ("a2c", 2): CellResult(7.0, 64, 1.0),  # by max_seconds, and evaluated once more
+    }
+    for (name, seed), values in evaluations.items():
+        folder = bench.folder_of(name, env, seed)
+        folder.mkdir(parents=True)
+        rows = [{"steps": 8, "episode/return": 1.0}]
+        rows += [{"steps": steps, "evaluation/return": value} for steps, value in values.items()]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = Benched(
+        bench.folder, bench.suite, {(name, env, seed): one for (name, seed), one in ended.items()}
+    )
+    monkeypatch.setattr(figures, "POINTS", 5)
+    share, curves = figures.curves_of(bench, found, ["ppo", "a2c"])
+    np.testing.assert_allclose(
+        share, [0.5, 0.625, 0.75, 0.875, 1.0]
+    )  # a2c's seed 2 was evaluated at 32 of 64
+    np.testing.assert_allclose(curves["ppo"][0, 0], [0.4, 0.45, 0.5, 0.55, 0.6])
+    np.testing.assert_allclose(curves["ppo"][1, 0], 0.0)
+    np.testing.assert_allclose(curves["a2c"][0, 0], 0.0)
+    np.testing.assert_allclose(curves["a2c"][1, 0], [0.3, 0.4, 0.5, 0.6, 0.7])
+    del found.results["a2c", env, 2]
+    share, curves = figures.curves_of(bench, found, ["ppo"])
+    np.testing.assert_allclose(share, [0.25, 0.4375, 0.625, 0.8125, 1.0])
+    np.testing.assert_allclose(curves["ppo"][1, 0], [0.4, 0.4, 0.0, 0.0, 0.0])
+    assert all(path.is_file() for path in draw_all(bench, found))
+
+
 def test_figures_are_drawn_of_whatever_has_ended(tmp_path: Path, few_draws: None) -> None:
     scores = scores_of(benched({"a": [[10.0, 5.0], [3.0, 15.0]], "b": [[1.0, 1.0], [1.0, 1.0]]}, tmp_path))
     paths = [
@@ -235,6 +314,14 @@ def test_figures_are_drawn_of_whatever_has_ended(tmp_path: Path, few_draws: None
         ({"algorithms": ["ppoo"]}, "no algorithm is called 'ppoo'; did you mean 'ppo'?"),
         ({"algorithms": ["ppo", "ppo"]}, "has two algorithms called 'ppo'"),
         ({"algorithms": []}, "names no algorithms"),
+        (
+            {"algorithms": [{"name": name, "algorithm": "ppo"} for name in ("a b", "a/b")]},
+            "'a b' on 'CartPoleContinuous-v0' and 'a/b' on 'CartPoleContinuous-v0' of suite",
+        ),
+        (
+            {"algorithms": [{"name": "checkpoint_of", "algorithm": "ppo"}]},
+            "would have the run folder checkpoint_of_CartPoleContinuous-v0_seed_1, a name that only checkpoints have",
+        ),
         ({"seeds": [1, 1]}, "give different ones, none below 0, or in a file their number"),
         ({"environments": {"E": {"random": 1}}}, "has no reference return"),
         ({"environments": {"E": {"random": 1, "reference": 0}}}, "must be above that of a random policy"),
@@ -309,6 +396,11 @@ def test_a_benchmark_is_found_by_its_name_in_the_folder_of_runs(
     folder.rename(tmp_path / "runs" / "bench_mine")
     monkeypatch.chdir(tmp_path)
     assert load_bench("bench_mine", Choice()).folder == Path("runs/bench_mine")
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_bench("classic", Choice(), "~/mine").folder == tmp_path / "mine"
 
 
 def test_a_figure_of_more_algorithms_does_not_stay(made: Make, few_draws: None) -> None:

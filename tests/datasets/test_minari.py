@@ -273,12 +273,20 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, monkeypatch: 
         open_dataset(str(tmp_path))
     with pytest.raises(ConfigError, match="neither a folder nor an id with a version"):
         open_dataset("nothing")
+    with pytest.raises(ConfigError, match=r"there is no dataset in '~/nothing': metadata\.json is missing"):
+        open_dataset("~/nothing")
     with pytest.raises(ConfigError, match=r"there is a dataset in .* already"):
         written(tmp_path / "d", box, PLAIN, [])
     short = numbered([1, 2, 3], "terminated")
     del short.observations[-1]
     with pytest.raises(ConfigError, match=r"episode 0 .* has 2 observations for 2 steps"):
         read(str(written(tmp_path / "short", box, PLAIN, [short])), spec_of(box, PLAIN))
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    scripted(tmp_path / "mine", 2)
+    assert open_dataset("~/mine").total_episodes == 2
 
 
 def test_actions_beyond_their_bounds_are_clipped_to_them(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Gymnasium spaces as specs, conversion of observations and actions, next-step autoreset, seeding."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,9 +10,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import whorl
 from whorl.core.errors import EnvError, WhorlError
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, to_env
-from whorl.envs.adapter import factory_from_id
+from whorl.envs.adapter import factory_from_id, make_registered
 from whorl.envs.adapters import atari
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.spaces import probe
@@ -227,3 +229,23 @@ def test_a_wrong_shape_is_refused_at_reset():
 
 def test_rendering_gives_none_where_nothing_is_drawn():
     assert GymnasiumVector(Countdown, 1, "x").render() is None
+
+
+def test_deprecated_words_in_models_of_gymnasium_are_not_told_and_other_warnings_are_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mujoco = pytest.importorskip("mujoco", minversion="3")
+    monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
+    whorl.make("HalfCheetah-v5").close()
+    assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
+    assert mujoco.get_mju_user_warning() is None
+
+    def made(*arguments: Any, **options: Any) -> None:
+        said = mujoco.get_mju_user_warning()
+        said("a word is deprecated")
+        said("a body has no mass")
+
+    monkeypatch.setattr(gymnasium, "make", made)
+    with pytest.warns(UserWarning, match="MuJoCo: a body has no mass") as found:
+        make_registered(gymnasium.spec("HalfCheetah-v5"), {})
+    assert len(found) == 1 and mujoco.get_mju_user_warning() is None

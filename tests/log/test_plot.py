@@ -415,6 +415,27 @@ def test_evaluations_of_seeds_some_steps_apart_are_averaged() -> None:
     assert values.tolist() == [2.0, 3.0, 5.0]
 
 
+def test_evaluations_of_seeds_at_different_times_are_averaged_on_a_grid() -> None:
+    """One seed is evaluated every 10 s, the other every 16 s, and it ends later."""
+    one = np.array([10.0, 20.0, 30.0, 40.0]), np.array([1.0, 2.0, 3.0, 4.0])
+    other = np.array([8.0, 24.0, 40.0, 56.0]), np.array([8.0, 24.0, 40.0, 72.0])
+    time = Style(x="time")
+    places, values = evaluations([one, other], time)
+    # The median gap is 13 s: three places in the 30 s of both, two in the 16 s of the longer one (the first is there).
+    assert places.tolist() == [10.0, 25.0, 40.0, 56.0]
+    assert values.tolist() == [5.5, 13.75, 22.0, 72.0]
+    never = np.empty(0), np.empty(0)
+    places, values = evaluations([one, (other[0][:3], other[1][:3]), never], time)
+    assert places.tolist() == [10.0, 25.0, 40.0] and values.tolist() == [5.5, 13.75, 22.0]
+
+
+def test_evaluations_at_times_that_do_not_overlap_stay_where_they_are() -> None:
+    one = np.array([10.0, 20.0]), np.array([1.0, 2.0])
+    for other in ((np.array([50.0, 60.0]), np.array([5.0, 6.0])), (np.array([50.0]), np.array([5.0]))):
+        places, values = evaluations([one, other], Style(x="time"))
+        assert places.tolist() == [*one[0], *other[0]] and values.tolist() == [*one[1], *other[1]]
+
+
 def test_single_evaluations_of_seeds_are_averaged_if_they_are_near_each_other() -> None:
     curves = [
         (np.array([place]), np.array([value]))

@@ -384,6 +384,35 @@ def test_settings_outside_of_behaviours_hold_for_all_unless_one_has_its_own(tmp_
     assert {name: one.gamma for name, one in settings.behaviors.items()} == {"runner": 0.9, "guard": 0.8}
 
 
+def test_a_later_layer_comes_over_the_section_of_an_earlier_one(tmp_path):
+    """Files < the mapping of settings < keywords; within each, a section over what is said for all."""
+    file = {"gamma": 0.9, "gae_lambda": 0.5, "behaviours": {"guard": {"gamma": 0.8, "gae_lambda": 0.4}}}
+    settings = {"gamma": 0.7, "runs": str(tmp_path)}
+
+    def found(name, **keywords):
+        loaded = whorl.load(Meadow, "ppo", settings, files=[file], env_options={"copies": 2}, **keywords)
+        return {behavior: getattr(one, name) for behavior, one in loaded.settings.behaviors.items()}
+
+    assert found("gamma") == {"runner": 0.7, "guard": 0.7}
+    assert found("gae_lambda") == {"runner": 0.5, "guard": 0.4}
+    assert found("gamma", behaviours={"guard": {"gamma": 0.6}}) == {"runner": 0.7, "guard": 0.6}
+    assert found("gamma", behaviours={"guard": {"gamma": 0.6}}, gamma=0.1) == {"runner": 0.1, "guard": 0.6}
+    assert found("gae_lambda", gae_lambda=0.3) == {"runner": 0.3, "guard": 0.3}
+
+
+def test_a_flag_comes_over_the_sections_of_a_file_and_its_own_section_over_both(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text("behaviours: {guard: {gamma: 0.8, algorithm: sac}}")
+    words = ["config", "ppo", "pettingzoo:zoo:Meadow", "--config", "two.yaml", "--gamma", "0.7"]
+    for more, guard in (([], 0.7), (["--behaviours.guard.gamma", "0.6"], 0.6)):
+        assert main([*words, *more]) == 0
+        found = yaml.safe_load(capsys.readouterr().out)["behaviours"]
+        assert {name: one["gamma"] for name, one in found.items()} == {"runner": 0.7, "guard": guard}
+        assert found["guard"]["algorithm"] == "sac"
+
+
 def test_the_command_line_trains_evaluates_and_plots_all_behaviours(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sections = {"runner": {**RUNNER, "num_steps": 4}, "guard": {"num_steps": 2}}

@@ -225,6 +225,75 @@ def test_the_row_of_an_iteration_that_a_callback_saves_is_there_after_a_resume(
         assert all("evaluation/return" in row for row in rows(again)) and len(rows(again)) == 3
 
 
+@pytest.mark.parametrize("hook", ["on_step", "on_episode", "on_rollout"])
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_checkpoint_that_is_asked_for_within_an_iteration_is_written_at_its_end(
+    hook: str, algorithm: str, tmp_path: Path
+) -> None:
+    """A run that continues from it is the uninterrupted one, bit for bit."""
+
+    class Saves(whorl.Callback):
+        """Asks in the second of four iterations."""
+
+        def __init__(self) -> None:
+            self.promised: list[Path] = []
+            self.written: list[Path] = []
+
+        def on_checkpoint(self, trainer: Any, folder: Path) -> None:
+            self.written.append(folder)
+
+    def save(self: Any, trainer: Any, what: Any) -> None:
+        if trainer.iteration == 1:
+            self.promised.append(trainer.save())
+
+    setattr(Saves, hook, save)
+    own = (
+        {"hidden_sizes": [8], "buffer_size": 100, "learning_starts": 16, "updates_per_step": 0.5}
+        if algorithm == "dqn"
+        else {name: SMALL[name] for name in ("n_epochs", "actor_hidden_sizes", "critic_hidden_sizes")}
+    )
+    common = {name: value for name, value in SMALL.items() if not name.endswith(("_sizes", "n_epochs"))}
+    given = {**common, **own, "save_model": True, "max_iterations": 4, "runs": str(tmp_path)}
+    saves = Saves()
+    whole = whorl.load("CartPole-v1", algorithm, given, callbacks=[saves]).train()
+    assert set(saves.promised) == {whole.run_dir / "checkpoint_1"}
+    assert saves.written == [whole.run_dir / f"checkpoint_{number}" for number in (1, 2)], "also at the end"
+    found = checkpoint.load(whole.run_dir / "checkpoint_1")
+    assert found.metadata["iterations"] == 2
+    expected, learned = whorl.restore(whole.run_dir).agent.state_dict(), rows(whole)
+    again = whorl.resume(whole.run_dir / "checkpoint_1")
+    assert [row["iteration"] for row in learned] == [1, 2, 3, 4]
+    assert [_timeless(row) for row in rows(again)] == [_timeless(row) for row in learned]
+    for name, value in whorl.restore(again.run_dir).agent.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+
+
+def _timeless(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "system/"))}
+
+
+def test_nothing_is_saved_after_a_rollout_that_failed(tmp_path: Path) -> None:
+    class Fails(whorl.Callback):
+        def on_rollout(self, trainer: Any, rollout: Any) -> None:
+            if trainer.iteration == 1:
+                trainer.save()
+                raise RuntimeError("a mistake of mine")
+
+    trainer = whorl.load(
+        Goal, "ppo", {**SMALL, "save_model": True, "runs": str(tmp_path)}, callbacks=[Fails()]
+    )
+    trainer.step()
+    with pytest.raises(RuntimeError, match="a mistake of mine"):
+        trainer.step()
+    assert trainer.run_dir is not None
+    saved = checkpoint.checkpoints(trainer.run_dir)
+    assert [checkpoint.load(folder).metadata["iterations"] for folder in saved] == [1]
+    with pytest.raises(CheckpointError, match=r"the last step failed; call close\(\), then whorl\.resume"):
+        trainer.save()
+    assert checkpoint.checkpoints(trainer.run_dir) == saved
+    trainer.close()
+
+
 def test_the_last_row_stays_where_a_callback_has_saved_before_it_was_written(tmp_path: Path) -> None:
     class Saves(whorl.Callback):
         def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:

@@ -1,7 +1,6 @@
 """Training from datasets: without the environment, going on with it, resumed bit for bit, and beside replay."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -302,10 +301,19 @@ def test_a_run_with_demonstrations_resumes_bit_for_bit_and_only_with_the_same(tm
     one, two = state(whole), state(half)
     assert same(one["agent"]["module"], two["agent"]["module"])
     assert one["experience"]["demonstrations"] == two["experience"]["demonstrations"] != ""
-    shutil.rmtree(folder)
+    moved = str(folder.rename(tmp_path / "moved"))
+    with pytest.raises(ConfigError, match=r"there is no dataset in '.*data'"):
+        whorl.resume(half, env=Match, max_iterations=8, quiet=True)
+    with pytest.raises(CheckpointError, match=r"their hash was .* and is none; restore that dataset"):
+        whorl.resume(half, env=Match, max_iterations=8, quiet=True, demonstrations="")
+    longer = [
+        whorl.resume(run, env=Match, max_iterations=8, quiet=True, demonstrations=moved).run_dir
+        for run in (whole, half)
+    ]
+    assert same(*(state(run)["agent"]["module"] for run in longer)), "settings of the run have the new place"
     scripted(tmp_path / "data", 7)
     with pytest.raises(CheckpointError, match="the demonstrations have changed since this checkpoint"):
-        whorl.resume(half, env=Match, max_iterations=8, quiet=True)
+        whorl.resume(half, env=Match, max_iterations=9, quiet=True, demonstrations=str(folder))
 
 
 @pytest.mark.full

@@ -122,6 +122,25 @@ def test_one_that_is_interrupted_is_resumed_and_one_that_fails_stops_no_other(tm
     same_runs(resumed.run_dir, alone[1].run_dir)
 
 
+def test_building_the_others_counts_towards_max_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, clock, later = Trainer.build, time.perf_counter, [0.0]
+
+    def slow(self: Trainer) -> Trainer:
+        if not self._built:
+            later[0] += 100.0
+        return build(self)
+
+    monkeypatch.setattr(Trainer, "build", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
+    trainers = {seed: trainer("ppo", tmp_path, seed, max_seconds=290.0) for seed in (1, 2, 3)}
+    found = train_together(trainers)
+    assert [one.iterations for one in found.values()] == [1, 1, 1]  # type: ignore[union-attr]
+    alone = trainer("ppo", tmp_path, 4, max_seconds=290.0).train()
+    assert alone.iterations == 8
+
+
 def test_options_of_the_process_are_restored(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -178,6 +178,15 @@ def test_environments_without_snapshots_are_reset_for_each_checkpoint(machine: A
     assert settings(checkpoint_freq=777, reset_every=50).reset_every == 50
 
 
+def test_resets_follow_another_checkpoint_freq_than_that_of_a_complete_file(machine: Any) -> None:
+    def found(saved: Settings, **given: Any) -> int:
+        return configure("ppo", "Untuned-v0", given, [saved.plain()]).reset_every
+
+    assert found(settings(checkpoint_freq=777), checkpoint_freq=500) == 500
+    assert found(settings(checkpoint_freq=777), checkpoint_freq=500, reset_every=777) == 777
+    assert found(settings(checkpoint_freq=777, reset_every=50), checkpoint_freq=500) == 50
+
+
 def test_a_saved_config_is_used_as_it_is(machine: Any) -> None:
     saved = settings(batch_size=64, num_envs=4, num_steps=16).plain()
     again = configure("ppo", "Untuned-v0", {**saved, "num_envs": 3}, presets=False)

@@ -379,6 +379,13 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_keyword_for_several_settings_comes_over_one_of_them_in_the_mapping() -> None:
+    found = whorl.load("CartPole-v1", "ppo", {"actor_hidden_sizes": [8]}, hidden_sizes=[4]).settings
+    assert (found.actor_hidden_sizes, found.critic_hidden_sizes) == ((4,), (4,))
+    found = whorl.load("CartPole-v1", "ppo", {"optimizer.eps": 1e-3}, optimizer={"class": "sgd"}).settings
+    assert found.optimizer.plain() == {"class": "sgd"}
+
+
 def test_every_changeable_setting_exists() -> None:
     assert set(MAY_CHANGE) <= {*fields_of(RunConfig), *fields_of(ReplayConfig)}
 

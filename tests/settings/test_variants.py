@@ -89,6 +89,9 @@ def test_the_name_of_a_run_folder_is_filled_in(tmp_path: Path) -> None:
     [
         ("{sed}", r"name is '\{sed\}'; \{sed\} is not known: did you mean 'seed'"),
         ("{seed", "which is not a template"),
+        ("{time:03d}", r"name is '\{time:03d\}'; words in braces take no format: \{time\}"),
+        ("{seed!x}", r"words in braces take no format: \{seed\}"),
+        ("{tag:{env}}", r"words in braces take no format: \{tag\}"),
     ],
 )
 def test_a_wrong_template_is_one_sentence(name: str, message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whorl.core.errors import WhorlError
+from whorl.core.errors import ConfigError, WhorlError
 from whorl.state.runfolder import new_run_folder, resolve_run
 
 DATE = r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d"
@@ -109,6 +109,40 @@ def test_a_run_is_found_by_its_bare_name(run: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_bare_name_is_looked_up_in_the_folder_given(run: Path) -> None:
     assert resolve_run(run.name, run.parent).samefile(run)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def test_a_tilde_is_the_home_folder(home: Path) -> None:
+    folder = new_run_folder(Path("~/mine"), "ppo", "CartPole-v1", name="one")
+    assert folder == home / "mine" / "one"
+    assert resolve_run("~/mine/one") == resolve_run("one", Path("~/mine")) == folder
+    with pytest.raises(WhorlError, match="no run 'onne'; did you mean 'one'"):
+        resolve_run("onne", Path("~/mine"))
+
+
+def test_the_home_folder_of_nobody_is_a_folder_like_others(home: Path) -> None:
+    with pytest.raises(WhorlError, match="no run '~nobody-of-that-name/x'; there are no runs in runs yet"):
+        resolve_run("~nobody-of-that-name/x")
+
+
+@pytest.mark.parametrize("name", ["best", "checkpoint_7", "/best/", "checkpoint_{seed}"])
+def test_a_run_can_not_be_called_as_a_checkpoint(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        new_run_folder(tmp_path / "runs", "ppo", "CartPole-v1", name=name)
+    assert str(error.value) == f"name is {name!r}, a name that only checkpoints have; choose another"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_of_which_nothing_is_left_is_that_of_a_run_without_one(tmp_path: Path) -> None:
+    folder = new_run_folder(tmp_path, "ppo", "CartPole-v1", name="../")
+    assert re.fullmatch(f"PPO_CartPole-v1_{DATE}", folder.name) and folder.parent == tmp_path
 
 
 def test_a_misspelt_run_names_the_nearest_one(run: Path) -> None:

@@ -340,6 +340,12 @@ def test_the_command_shows_the_best_writes_pictures_and_a_preset(
     assert "is not the folder of a sweep" in capsys.readouterr().err
 
 
+def test_a_tilde_is_the_home_folder(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert made(runs="~/runs").folder == tmp_path / "runs" / "sweep_mine"
+    assert load_sweep(tmp_path / "mine.yaml", {}, "~/other").folder == tmp_path / "other"
+
+
 def test_the_table_is_empty_where_nothing_is_complete(made: Make, tmp_path: Path) -> None:
     sweep = made()
     swept = Swept(tmp_path, [], "it was interrupted")

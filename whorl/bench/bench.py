@@ -76,7 +76,7 @@ def load_bench(name: str, choice: Choice, folder: str = "", runs: str = "runs") 
         if folder:
             raise ConfigError(f"{name} is a benchmark's folder already; leave --folder out")
         return Bench(Path(name), suite)
-    return Bench(Path(folder) if folder else Path(runs) / f"bench_{title}", suite)
+    return Bench(files.expanded(folder or Path(runs) / f"bench_{title}"), suite)
 
 
 def chosen(suite: Suite, choice: Choice) -> Suite:

@@ -80,9 +80,8 @@ class CellWorker:
                         raise DivergedError("the return of its evaluation is not finite")
                     found = CellResult(value, trainer.steps, trainer.wall_time)
             except DivergedError as error:
-                done, total, _ = trainer.counters.spent(run)
-                why, share = error.message.partition(";")[0], min(done / total, 1.0)
-                found = CellResult(None, trainer.steps, trainer.wall_time, why, share)
+                why = error.message.partition(";")[0]
+                found = CellResult(None, trainer.steps, trainer.wall_time, why, _spent(trainer))
         files.write_atomic(Path(cell.folder) / RESULT, json.dumps(asdict(found)).encode())
         return found
 
@@ -100,6 +99,14 @@ class CellWorker:
         settings = replace(settings, buffer_chosen=cell.buffer_chosen)
         own = {"seed": cell.seed, "runs": str(folder.parent), "name": folder.name}
         return Trainer(find(cell.env, settings.env_options), on_gpu(settings.replace(**own), self.place))
+
+
+def _spent(trainer: Trainer) -> float:
+    """The share of its budget that a run has spent."""
+    run = trainer.settings.run
+    done, total, _ = trainer.counters.spent(run)
+    seconds = trainer.wall_time / run.max_seconds if run.max_seconds else 0.0
+    return min(max(done / total, seconds), 1.0)
 
 
 def read_result(folder: Path) -> CellResult | None:

@@ -29,6 +29,7 @@ from whorl.run.prepare import prepare
 from whorl.settings.merge import Settings
 from whorl.settings.presets import algorithm_class, read_yaml
 from whorl.state.policy import build_agent
+from whorl.state.runfolder import run_of
 
 CONFIG = "suite.yaml"
 KEYS = ("about", "needs", "seeds", "algorithms", "environments", "settings")
@@ -205,7 +206,7 @@ def save(suite: Suite, folder: Path) -> None:
             one for name, one in old.items() if name not in {a["name"] for a in now["algorithms"]}
         ]
         now["environments"] = {**before["environments"], **now["environments"]}
-        _check_folders(str(folder), [one["name"] for one in now["algorithms"]], now["environments"])
+    _check_folders(str(folder), [one["name"] for one in now["algorithms"]], now["environments"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -222,10 +223,15 @@ def run_name(name: str, env: str, seed: int) -> str:
 
 
 def _check_folders(where: str, names: Iterable[str], environments: Iterable[str]) -> None:
-    """Raise where two algorithms or environments would have the same run folders."""
+    """Raise where two algorithms or environments would have the same run folders, or those of checkpoints."""
     there: dict[str, str] = {}
     for one, env in product(names, environments):
         found, run = run_name(one, env, 1), f"{one!r} on {env!r}"
+        if run_of(Path(found)) != Path(found):
+            raise ConfigError(
+                f"{run} of {where} would have the run folder {found}, a name that only checkpoints have; give the "
+                "algorithm another name"
+            )
         if found in there:
             raise ConfigError(
                 f"{there[found]} and {run} of {where} would share the run folder {found}; "

@@ -55,12 +55,12 @@ def _words() -> _Words:
         hints[command] |= run
     hints["evolve"] |= fields_of(EvolveConfig)
     hints["sweep"] |= fields_of(SweepConfig)
-    hints["resume"] |= {name: run[name] for name in MAY_CHANGE if name in run}
     settings: dict[str, dict[str, Any]] = {}
     known = {name: about for name, about in algorithms().items() if _PLAIN.fullmatch(name)}
     for name in known:
         every = settings_of(algorithm_class(name)[1], name)
         settings[name] = {key: hint for key, hint in every.items() if key not in run}
+        hints["resume"] |= {key: hint for key, hint in every.items() if key in MAY_CHANGE}
     for found in (*hints.values(), *settings.values()):
         choices |= {_flag(key): values for key, hint in found.items() if (values := _choices(hint))}
     return _Words(

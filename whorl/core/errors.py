@@ -1,11 +1,12 @@
 """Errors: one sentence with what was given, what is allowed, and the nearest valid choice."""
 
 import traceback
-import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
+
+from whorl.core import messages
 
 
 class WhorlError(Exception):
@@ -72,7 +73,7 @@ def extend(error: Exception, text: str) -> None:
         error.add_note(text)
     else:  # Python 3.10, whose tracebacks do not show notes
         error.__notes__ = [*getattr(error, "__notes__", ()), text]
-        warnings.warn(text, stacklevel=2)
+        messages.warn(text)
 
 
 def nearest(given: str, allowed: Iterable[str], most: int = 0, prefix: str = "") -> str:

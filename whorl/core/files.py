@@ -96,6 +96,14 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def expanded(path: Path | str) -> Path:
+    """A path with the home folder in place of `~`; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def free_names(path: Path) -> Iterator[Path]:
     """`path`, `path_2`, `path_3`, ... that do not exist; create them exclusively, other processes may do the same."""
     for n in count(1):

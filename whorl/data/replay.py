@@ -1,6 +1,5 @@
 """Off-policy experience: rollouts go into a replay buffer, from which `updates_per_step` batches per step are drawn."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from operator import itemgetter
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl.core import tree
+from whorl.core import messages, tree
 from whorl.core.cuda_graphs import Recorded
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.core.goals import GoalRewards
@@ -247,11 +246,10 @@ class Replay(Experience):
         if self._warned or not isinstance(self.view, Sequences):
             return
         self._warned = True
-        warnings.warn(
+        messages.warn(
             f"learning has not started: the replay buffer has no {self.view.burn_in + 2} rows of an environment "
             f"without a gap, which burn_in {self.view.burn_in} needs; environments that answer late leave "
-            "a gap at the end of a rollout: raise num_steps, or lower burn_in",
-            stacklevel=2,
+            "a gap at the end of a rollout: raise num_steps, or lower burn_in"
         )
 
     def _due_by_now(self) -> int:

@@ -7,7 +7,6 @@ ROOT/whorl/pendulum/sac-v0/data/metadata.json     ~/.minari/datasets
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError, WhorlError, missing_extra, nearest
-from whorl.core.files import reason
+from whorl.core.files import expanded, reason
 
 DATA, METADATA = "data", "metadata.json"
 REACH_SECONDS = 10.0
@@ -41,10 +41,11 @@ class Episode:
 def open_dataset(name: str) -> Any:
     """The `MinariDataset` in a folder, or with an id; one that is not on this machine is downloaded."""
     minari = _library()
-    folder = next((path for path in (Path(name), Path(name) / DATA) if (path / METADATA).is_file()), None)
+    path = expanded(name)
+    folder = next((place for place in (path, path / DATA) if (place / METADATA).is_file()), None)
     if folder is not None:
         return _opened(name, minari.MinariDataset, folder)
-    if Path(name).is_dir() or name.startswith((".", "/", "~")):
+    if path.is_dir() or name.startswith((".", "/", "~")):
         raise ConfigError(
             f"there is no dataset in {name!r}: {METADATA} is missing; name a folder of Minari's format"
         )
@@ -106,7 +107,7 @@ def _storable(env_spec: Any) -> Any:
         if env_spec is not None:
             env_spec.to_json()
     except (TypeError, ValueError) as error:
-        warnings.warn(f"the dataset does not say how to make its environment: {error}", stacklevel=4)
+        messages.warn(f"the dataset does not say how to make its environment: {error}")
         return None
     return env_spec
 

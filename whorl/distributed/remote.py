@@ -7,11 +7,11 @@ on without reading the tensors, so that rows go from an actor to a replay shard 
 """
 
 import time
-import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 
 MISTAKES = (EnvError, ConfigError)
@@ -133,7 +133,7 @@ WINDOW = 3600.0
 
 def warn(text: str) -> None:
     """A message where there is no console."""
-    warnings.warn(text, stacklevel=4)
+    messages.warn(text)
 
 
 class RestartPolicy:

@@ -5,7 +5,8 @@ asked first. Imports no torch, because workers make their environments with what
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
@@ -17,6 +18,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
+from whorl.core import messages
 from whorl.core.errors import EnvError, EnvFailure, WhorlError, edits, install_command, missing_extra
 from whorl.core.hardware import has_display
 from whorl.core.registry import import_hint, import_named, registered
@@ -259,14 +261,40 @@ def _version(id: str) -> tuple[str, int]:
 
 def make_registered(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
     """Make the environment that a registry entry describes; the registry may be empty, as it is in a worker."""
-    if "render_mode" in options and str(entry.entry_point).startswith("gymnasium.envs.mujoco"):
+    of_mujoco = str(entry.entry_point).startswith("gymnasium.envs.mujoco")
+    if "render_mode" in options and of_mujoco:
         options = _filmed(entry.id, options)
+    # That Gymnasium's own models use deprecated words concerns no user.
+    quiet = _without_deprecations() if of_mujoco and "xml_file" not in options else nullcontext()
     try:
-        return gymnasium.make(entry, disable_env_checker=True, **options)
+        with quiet:
+            return gymnasium.make(entry, disable_env_checker=True, **options)
     except (ImportError, DependencyNotInstalled) as error:
         raise missing_package(entry.id, error) from error
     except gymnasium.error.Error as error:
         raise EnvError(f"{entry.id} can't be made: {error}") from error
+
+
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Within, MuJoCo does not print and write to MUJOCO_LOG.TXT what is deprecated; other warnings become Python's."""
+    if find_spec("mujoco") is None:
+        yield  # Gymnasium says what is missing
+        return
+    import mujoco
+
+    if mujoco.get_mju_user_warning() is not None:  # the user listens
+        yield
+        return
+    said: list[str] = []
+    mujoco.set_mju_user_warning(said.append)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(None)
+    for text in said:
+        if "deprecated" not in text:
+            messages.warn(f"MuJoCo: {text}")
 
 
 def _filmed(id: str, options: dict[str, Any]) -> dict[str, Any]:

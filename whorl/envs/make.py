@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 import gymnasium
 import torch
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError, EnvError, nearest
 from whorl.core.goals import GoalRewards
 from whorl.core.hardware import cores
@@ -216,9 +216,7 @@ class Source:
             remedy = "one instance was given; pass a function that makes it"
             if self.batch is None:
                 remedy = "there is one; evaluate with whorl eval afterwards"
-            warnings.warn(
-                f"evaluation is off, because it needs a second copy of {self.id} and {remedy}", stacklevel=5
-            )
+            messages.warn(f"evaluation is off, because it needs a second copy of {self.id} and {remedy}")
         return {name: value for name, value in found.items() if name not in config}
 
     def check(self, run: RunConfig) -> None:
@@ -394,7 +392,7 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
         options = implied | options
         adapter = adapter_of(id)
         if notice := adapter.notice(id):
-            warnings.warn(notice, stacklevel=4)
+            messages.warn(notice)
         source = Source(adapter.full_id(id), factory_from_id(id, **options), options, adapter)
     if options.keys() - {"render_mode"} and (source.adapter is None or source.adapter.single):
         # Options come from the user, so one that the environment does not take is reported now.

@@ -6,11 +6,11 @@ with what is here.
 """
 
 import re
-import warnings
 from typing import Any
 
 import gymnasium
 
+from whorl.core import messages
 from whorl.core.errors import EnvError
 
 OLD = "that version is no longer made, and this one continues it"
@@ -169,7 +169,7 @@ def meant(id: str) -> tuple[str, dict[str, Any]]:
     """Id and options here; warns where the environment differs from the one that was asked for."""
     name, options, difference = named(id)
     if difference:
-        warnings.warn(f"{id} is {name} here: {difference}", stacklevel=5)
+        messages.warn(f"{id} is {name} here: {difference}")
     return name, dict(options)
 
 

@@ -225,8 +225,13 @@ def segments(curves: Sequence[Curve], style: Style = STYLE, points: int = 400) -
 def evaluations(curves: Sequence[Curve], style: Style = STYLE) -> Curve:
     """The statistic over the seeds of evaluations that belong together: at most one of each seed, nearly at one place.
 
-    Steps that only reset an environment do not count, so seeds are evaluated some steps apart from each other.
+    Steps that only reset an environment do not count, so seeds are evaluated some steps apart from each other. Over
+    time they are evaluated at any moment: the statistic is that of values in between, as often as a seed is evaluated.
     """
+    known = [curve for curve in curves if np.isfinite(curve[1]).any()]
+    lines = all(np.isfinite(values).sum() > 1 for _, values in known)
+    if style.x == "time" and len(known) > 1 and lines and overlap(known):
+        return _on_a_grid(known, style)
     points = sorted(
         (position, seed, value)
         for seed, (positions, values) in enumerate(curves)
@@ -243,6 +248,23 @@ def evaluations(curves: Sequence[Curve], style: Style = STYLE) -> Curve:
         together[-1][seed] = (position, value)
     places = [float(np.mean([position for position, _ in one.values()])) for one in together]
     found = [float(style.reduce(np.array([value for _, value in one.values()]))) for one in together]
+    return np.array(places), np.array(found)
+
+
+def _on_a_grid(curves: Sequence[Curve], style: Style) -> Curve:
+    """The statistic at even distances, as far as all curves reach and then of the longer ones."""
+    gap = float(np.median([typical_gap(positions) for positions, _ in curves]))
+    last = sorted(set(ends(curves))) if ragged(curves) else ends(curves)[:1]
+    begin = max(float(positions[np.isfinite(values)][0]) for positions, values in curves)
+    places, found = list[float](), list[float]()
+    for end in last:
+        reaching = [one for one in curves if _end(one) >= end]
+        count = round((end - begin) / gap) if gap else 0
+        grid, values = align(reaching, 1 + max(count, 1), begin)
+        new = slice(1 if places else 0, None)  # the first place of a longer part is the last one before
+        places += grid[new].tolist()
+        found += style.reduce(values)[new].tolist()
+        begin = end
     return np.array(places), np.array(found)
 
 

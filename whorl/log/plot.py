@@ -1,7 +1,6 @@
 """Learning curves from metrics.jsonl; seeds of one setting become one curve with a confidence band."""
 
 import textwrap
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import offset_copy
 
-from whorl.core import files
+from whorl.core import files, messages
 from whorl.core.arguments import listed
 from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
@@ -243,7 +242,7 @@ def _skip(run: _Run, others: bool) -> None:
     sentence = f"{run.folder} has no rows of metrics yet"
     if not others:
         raise WhorlError(f"{sentence}; let the run log something first")
-    warnings.warn(f"{sentence}; it is left out", stacklevel=3)
+    messages.warn(f"{sentence}; it is left out")
 
 
 def _numbers(metric: str, rows: Sequence[dict[str, float | int | str]]) -> Floats:

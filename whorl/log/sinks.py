@@ -10,7 +10,6 @@ import re
 import threading
 import time
 import urllib.request
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError, WhorlError, missing_extra
 from whorl.core.registry import register
 from whorl.log.writers import Logger, Row, plain_row
@@ -84,20 +84,18 @@ class Sender:
             lost = self._dropped + len(self._rows)
             self._rows.clear()  # the thread, if it still waits for an answer, ends after it
         if lost:
-            warnings.warn(
+            messages.warn(
                 f"{lost} rows of metrics did not reach {self._where}; metrics.jsonl has all of them",
                 RuntimeWarning,
-                stacklevel=4,
             )
 
     def _warn(self) -> None:
         if self._failure is not None and not self._warned:
             self._warned = True
-            warnings.warn(
+            messages.warn(
                 f"{self._where} did not take rows of metrics ({_reason(self._failure)}); training continues, and they "
                 "are sent again later",
                 RuntimeWarning,
-                stacklevel=4,
             )
 
     def _run(self) -> None:

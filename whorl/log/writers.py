@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -23,6 +22,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError, WhorlError, missing_extra
 
 Row: TypeAlias = Mapping[str, float | int | str]
@@ -282,6 +282,8 @@ class Log:
     def _each(self, call: Callable[[Logger], None]) -> None:
         fatal: Exception | None = None
         for logger in list(self.loggers):
+            if logger not in self.loggers:  # it failed when it was told that another one had
+                continue
             try:
                 call(logger)
             except Exception as error:  # a third-party logger may raise anything; training matters more
@@ -289,10 +291,9 @@ class Log:
                     fatal = fatal or error
                     continue
                 self.loggers.remove(logger)
-                warnings.warn(
+                messages.warn(
                     f"{type(logger).__name__} failed and is switched off for the rest of this run: {error!r}",
                     RuntimeWarning,
-                    stacklevel=3,
                 )
         if fatal:
             raise fatal

@@ -1,12 +1,12 @@
 """Saving and restoring a run: its state, checkpoints, the files of the replay buffer, weights of other runs."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from whorl.agents.agent import Agent
+from whorl.core import messages
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, EnvError
 from whorl.data.experience import Store
 from whorl.run.build import Parts
@@ -226,10 +226,9 @@ class Checkpointing:
             state = self.state(restart=True)
             if not self._told:
                 self._told = True
-                warnings.warn(
+                messages.warn(
                     f"{error.message}; checkpoints are saved without the episodes under way, and a resumed run begins "
-                    "new ones",
-                    stacklevel=2,
+                    "new ones"
                 )
             return state, NO_SNAPSHOT
 
@@ -322,4 +321,4 @@ def use_checkpoint(folder: Path, use: Callable[[checkpoint.Loaded], T]) -> T:
     """The result of `use` on that checkpoint; in a run folder older ones are tried where it raises `DamagedError`."""
     if checkpoint.is_checkpoint(folder):
         return use(checkpoint.load(folder))
-    return checkpoint.use_newest(folder, lambda text: warnings.warn(text, stacklevel=2), use)
+    return checkpoint.use_newest(folder, lambda text: messages.warn(text), use)

@@ -1,7 +1,6 @@
 """Episodes with a fixed policy. Evaluation never draws from a random stream of training."""
 
 import itertools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
@@ -11,7 +10,7 @@ import torch
 
 from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
-from whorl.core import tree
+from whorl.core import messages, tree
 from whorl.core.arrays import SUCCESS
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
@@ -212,10 +211,9 @@ def run_episodes(
     )
     if found.cut and warn:
         count = f"{found.cut} of {len(found.returns)} episodes"
-        warnings.warn(
+        messages.warn(
             f"{env.id}: evaluation truncated {count} after {max_steps:,} steps and counted their returns so far; raise "
-            "eval_max_steps, or give the environment a time limit",
-            stacklevel=2,
+            "eval_max_steps, or give the environment a time limit"
         )
     return found
 

@@ -12,7 +12,6 @@ Nothing is in flight between two iterations, so that checkpoints taken there are
 
 import math
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NoReturn
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from whorl.collect.episodes import Episode, reported
-from whorl.core import tree
+from whorl.core import messages, tree
 from whorl.core.errors import DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import CELL, Batch
@@ -293,7 +292,7 @@ class Loop:
         advice = None if self.advised else self.parts.agent.advice(row)
         if advice is not None:
             self.advised = True
-            warnings.warn(advice, stacklevel=2)
+            messages.warn(advice)
 
     def _learn(self) -> None:
         """Run the updates that are due."""

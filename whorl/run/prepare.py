@@ -159,13 +159,11 @@ def _options_in(
     """The options among settings that a class or function needs to make its first environment."""
     if isinstance(env, str | gymnasium.Env) or not callable(env):
         return {}
-    found: dict[str, Any] = {}
-    for layer in [*read_files(files), *given]:
+    layers = [*read_files(files), *given]
+    for layer in layers:
         if foreign := [name for name in layer if NOTES.get(name) == OF_ENVIRONMENT]:
             raise ConfigError(f"there is no setting {foreign[0]!r}: {OF_ENVIRONMENT}")
-        if isinstance(layer.get("env_options"), Mapping):
-            found |= layer["env_options"]
-    return found
+    return env_options_in(layers)
 
 
 def _determined(

@@ -1,10 +1,10 @@
 """Saved runs that continue: their settings, the changes that are allowed, and their state."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whorl.core import messages
 from whorl.core.errors import CheckpointError, ConfigError
 from whorl.core.registry import only_trusted, require_part
 from whorl.run.behaviors.trainer import BehaviorTrainer
@@ -67,10 +67,9 @@ def load_run(
         made = trainer(found.config, found.folder)
         steps, asked = int(found.metadata["steps"]), made.settings.run.total_timesteps
         if asked != found.config.get("total_timesteps") and 0 < asked <= steps:
-            warnings.warn(
+            messages.warn(
                 f"the run has {steps:,} steps and total_timesteps counts from its start, so {asked:,} adds none; give "
-                f"more than {steps:,}",
-                stacklevel=2,
+                f"more than {steps:,}"
             )
         with checkpoint.reading(found.folder, checkpoint.POLICY):
             policies = found.policy.get(BEHAVIORS, {"": found.policy})

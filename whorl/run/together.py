@@ -7,14 +7,15 @@ CUDA graph the others pause (`core.cuda_graphs.Gate`).
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from signal import SIGTERM
 from typing import Any, TypeVar
 
 import torch
 
 from whorl.core.cuda_graphs import GATE
 from whorl.core.errors import ConfigError
-from whorl.core.process import configure_process
+from whorl.core.process import CTRL_C, configure_process
 from whorl.run.build import choose_device, learner_threads
 from whorl.run.reporting import Result
 from whorl.run.trainer import Trainer
@@ -42,6 +43,7 @@ class Together:
         self.trainers, self.ended, self.around = trainers, ended, around
         self._threads: list[threading.Thread] = []
         self._options: configure_process | None = None
+        self._started = False
         self._signal = ""
         """what has interrupted the runs"""
 
@@ -53,11 +55,15 @@ class Together:
         self._options = configure_process(first.run.threads, first.run.tf32, learner_threads(first))
         streams = {key: _stream(trainer) for key, trainer in self.trainers.items()}
         try:
-            for key, trainer in self.trainers.items():
-                with _on(streams[key]):
-                    trainer.build()
-                if self._signal:  # it came before this run could hear of it
-                    trainer.interrupt(self._signal)
+            # Each waits for the others, which counts towards its max_seconds.
+            with ExitStack() as stack:
+                for trainer in self.trainers.values():
+                    stack.enter_context(trainer.counted())
+                for key, trainer in self.trainers.items():
+                    with _on(streams[key]):
+                        trainer.build()
+                    if self._signal:  # nothing was trained
+                        raise KeyboardInterrupt if self._signal == CTRL_C else SystemExit(128 + SIGTERM)
         except BaseException:
             for trainer in self.trainers.values():
                 trainer.close()
@@ -67,6 +73,9 @@ class Together:
             thread = threading.Thread(target=self._train, args=(key, streams[key]), daemon=True)
             self._threads.append(thread)
             thread.start()
+        self._started = True
+        if self._signal:
+            self.interrupt(self._signal)
 
     def _train(self, key: Any, stream: Any) -> None:
         try:
@@ -77,9 +86,9 @@ class Together:
         self.ended(key, outcome)
 
     def interrupt(self, name: str) -> None:
-        """End all runs after their iteration, as a signal called `name` does."""
+        """End all runs after their iteration, as a signal called `name` does; `start` while they are built."""
         self._signal = name
-        for trainer in self.trainers.values():
+        for trainer in self.trainers.values() if self._started else ():
             trainer.interrupt(name)
 
     def join(self) -> None:

@@ -16,11 +16,11 @@ import signal
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import yaml
@@ -28,7 +28,7 @@ import yaml
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, Row
 from whorl.collect.episodes import Episode
-from whorl.core import files
+from whorl.core import files, messages
 from whorl.core.cuda_graphs import GATE
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError
 from whorl.core.process import CTRL_C, configure_process, first_interrupt, interruptible_waits
@@ -82,6 +82,20 @@ from whorl.state.provenance import provenance
 from whorl.state.runfolder import new_run_folder, resolve_run
 from whorl.state.runlock import RunLock
 from whorl.state.streams import Streams
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _recorded(method: Callable[Concatenate["Trainer", P], R]) -> Callable[Concatenate["Trainer", P], R]:
+    """Log the messages of a method of the trainer."""
+
+    @wraps(method)
+    def wrapped(self: "Trainer", *args: P.args, **kwargs: P.kwargs) -> R:
+        with messages.recording(self._record):
+            return method(self, *args, **kwargs)
+
+    return wrapped
 
 
 @explaining(TRAINER)
@@ -143,6 +157,8 @@ class Trainer:
         self._inside_step = False
         self._iterating = False
         """whether a rollout or its updates are under way, so that nothing can be saved"""
+        self._broken = False
+        """whether they ended with an error, so that nothing can be saved any more"""
         self._save_asked = False
         """whether `save` was called meanwhile"""
         self._result: Result | None = None
@@ -279,6 +295,7 @@ class Trainer:
             raise StopIteration
         return self.step()
 
+    @_recorded
     def step(self) -> dict[str, Any]:
         """Run one iteration with the logging, evaluation and checkpoint that are due; its metrics.
 
@@ -287,17 +304,15 @@ class Trainer:
         GATE.give_way()
         self._open()
         if self._inside_step:
-            raise WhorlError(f"the last step failed; call close(), then whorl.resume({str(self.run_dir)!r})")
+            raise WhorlError(self._failed())
         if self.finished:
             raise WhorlError(f"training is over: {self._reason()}; resume the run with a larger budget")
         self._inside_step = True
         if self._hang_watch is not None:
             self._hang_watch.thread = threading.get_ident()
         began, before = time.perf_counter(), self.wall_time
-        with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
-            self._iterating = True
+        with saving_on_failure(self, collecting=True), gpu_memory(self.settings), self._iteration():
             row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
-            self._iterating = False
         self._logged = set()
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
@@ -319,6 +334,19 @@ class Trainer:
         self._inside_step = False
         return row
 
+    @contextmanager
+    def _iteration(self) -> Iterator[None]:
+        """A rollout and its updates."""
+        self._iterating = self._broken = True
+        try:
+            yield
+            self._broken = False
+        finally:
+            self._iterating = False
+
+    def _failed(self) -> str:
+        return f"the last step failed; call close(), then whorl.resume({str(self.run_dir)!r})"
+
     @property
     def finished(self) -> bool:
         """Whether the budget is spent or training was stopped."""
@@ -329,6 +357,7 @@ class Trainer:
         """End training after this iteration."""
         self._stop_reason = self._stop_reason or reason
 
+    @_recorded
     def evaluate(self, episodes: int = 0) -> Evaluation:
         """Play `episodes` (default: as configured) with greedy actions."""
         episodes = checked("episodes", episodes, Count)
@@ -376,9 +405,14 @@ class Trainer:
     def _notify(self, text: str) -> None:
         """Show a message that nobody should miss, and log it."""
         if self._shown is None:
-            warnings.warn(text, stacklevel=2)
+            with messages.recording(self._record):
+                messages.warn(text)
         else:
             self._shown.message(text)
+            self._record(text)
+
+    def _record(self, text: str) -> None:
+        """Log a message, as soon as there is a log."""
         if self._reporting is None:
             self._unlogged.append(text)
         else:
@@ -450,6 +484,7 @@ class Trainer:
     def _reason(self) -> str:
         return self._stop_reason or f"the budget of {self._spent()[2]} is spent"
 
+    @_recorded
     def _finish(self) -> Result:
         """Write the last row of metrics and the last checkpoint; the result."""
         assert self._reporting is not None and self.run_dir is not None
@@ -502,7 +537,7 @@ class Trainer:
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
-            with self._counted(), gpu_memory(self.settings):
+            with self.counted(), gpu_memory(self.settings):
                 self._assemble(needs)
             self.settings = self.parts.settings
             self._built = True
@@ -530,7 +565,7 @@ class Trainer:
         self.build()
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """Count the seconds within towards `max_seconds`; where calls are nested, once."""
         began, before = time.perf_counter(), self._spent_here
         try:
@@ -538,13 +573,14 @@ class Trainer:
         finally:
             self._spent_here = before + time.perf_counter() - began
 
+    @_recorded
     def _open(self) -> Reporting:
         """Build what is missing, open the run folder and the loggers, and start."""
         if self._reporting is not None:
             return self._reporting
         new = self.run_dir is None and not self._restored
         try:
-            with self._counted():
+            with self.counted():
                 self._rebuild()
                 if self.run_dir is None:
                     self.run_dir = self._new_folder()
@@ -556,7 +592,7 @@ class Trainer:
                     self._reporting.log.message(self._unlogged.pop(0))
                 self._system = SystemMetrics(self.agent.updates)
                 self._row, self._logged, self._result, self._inside_step = {}, None, None, False
-                self._iterating = self._save_asked = False
+                self._broken = self._save_asked = False
                 self._hang_watch = HangWatch(
                     self.settings.run.env_timeout,
                     self._environments,
@@ -608,7 +644,7 @@ class Trainer:
                     "load_model is true, but load_checkpoint_dir is empty; set it to a checkpoint"
                 )
             for message in self.checkpointing.start_from(run.load_checkpoint_dir, run.load_strict):
-                warnings.warn(message, stacklevel=2)
+                messages.warn(message)
         if run.dataset:
             fill_replay(self.experience, self.agent, run.dataset)
         self.parts.reset(0)
@@ -640,8 +676,9 @@ class Trainer:
 
     # Saving and restoring
 
+    @_recorded
     def save(self) -> Path:
-        """Write a checkpoint now; raises if weights or metrics are not finite.
+        """Write a checkpoint now; raises if weights or metrics are not finite, or a rollout or its updates failed.
 
         In `on_step`, `on_episode` and `on_rollout` of a callback it is written at the end of the iteration.
         """
@@ -650,6 +687,8 @@ class Trainer:
         if self._iterating:  # environments are ahead of what was learned and counted
             self._save_asked = True
             return self.checkpointing.next_folder
+        if self._broken:
+            raise CheckpointError(self._failed())
         self._save_asked = False
         self._own_folder().beat()
         self._write_row()  # else a resumed run would not have it
@@ -705,7 +744,7 @@ class Trainer:
         found = find_checkpoint(resolve_run(run, Path(self.settings.run.runs)))
         message = load_weights(self.agent, found, strict)
         if message:
-            warnings.warn(message, stacklevel=2)
+            self._notify(message)
 
     def attach_new(self, run_dir: Path) -> "Trainer":
         """Restart a run that ended before its first checkpoint, in its own folder."""
@@ -715,12 +754,13 @@ class Trainer:
         self._purge_step = 0
         return self
 
+    @_recorded
     def attach(self, run_dir: Path, loaded: checkpoint.Loaded) -> "Trainer":
         """Continue an existing run from a checkpoint: its state and counters, and metric files truncated to it."""
         self.run_dir = run_dir
         try:
             self._acquire(run_dir)
-            with self._counted():
+            with self.counted():
                 self.build()
                 checkpoint.bring_rows(loaded, run_dir)
                 with checkpoint.reading(loaded.folder, checkpoint.STATE):
@@ -738,10 +778,7 @@ class Trainer:
             self.counters.evaluated_return = math.nan
         if why := loaded.metadata.get(RESTARTS):
             had = why if isinstance(why, str) else FAILED  # earlier versions have true there
-            warnings.warn(
-                f"{loaded.folder.name} was saved when {had}; all of them start new episodes",
-                stacklevel=2,
-            )
+            messages.warn(f"{loaded.folder.name} was saved when {had}; all of them start new episodes")
         # Continue after the highest number: neither a newer nor a damaged checkpoint is overwritten.
         newest = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))
         self.checkpointing.saved = newest

@@ -1,7 +1,6 @@
 """The trust that a run needs to be loaded again, and the code of its own that is saved with it."""
 
-import warnings
-
+from whorl.core import messages
 from whorl.core.registry import KINDS, registered
 from whorl.envs.adapters.imported import module_of
 from whorl.settings.behaviors import BehaviorSettings
@@ -35,7 +34,7 @@ def own_code(settings: Settings | BehaviorSettings) -> dict[str, bytes]:
     secrets = [secret.encode() for secret in values_in(plain)]
     for name in [name for name, text in found.items() if any(secret in text for secret in secrets)]:
         del found[name]
-        warnings.warn(f"{name} holds a password, key or token, so it is not saved with the run", stacklevel=2)
+        messages.warn(f"{name} holds a password, key or token, so it is not saved with the run")
     return found
 
 

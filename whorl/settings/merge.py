@@ -6,7 +6,6 @@ each component. Keys are flat; those of a component are nested under its name (`
 
 import copy
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from whorl.core import hardware
+from whorl.core import hardware, messages
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part, known, options_of, resolve
 from whorl.settings.aliases import (
@@ -299,7 +298,7 @@ def _check_known(
                 raise ConfigError(f"{name} does not use {key}; leave it out")
             raise unknown_setting(name, key, hints, components)
         own = f"; its own is {TWINS[meant]}" if TWINS.get(meant) in hints else ""
-        warnings.warn(f"{meant} is a setting of {owners(meant)}; {name} ignores it{own}", stacklevel=3)
+        messages.warn(f"{meant} is a setting of {owners(meant)}; {name} ignores it{own}")
         del merged[key]
 
 

@@ -3,10 +3,10 @@
 `alpha` of `replay_config` is the exponent of priorities, while `alpha` alone is SAC's temperature.
 """
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError
 from whorl.settings.aliases import NOTES
 
@@ -72,9 +72,8 @@ def without_sections(layer: Mapping[str, Any], own: Collection[str] = ()) -> dic
 def _settings(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     ignored = [key for key in CHOSEN.get(section, ()) if values.get(key) is not None]
     if ignored:
-        warnings.warn(
-            f"{', '.join(ignored)} of {section} is ignored: environment, algorithm and networks are those of this run",
-            stacklevel=4,
+        messages.warn(
+            f"{', '.join(ignored)} of {section} is ignored: environment, algorithm and networks are those of this run"
         )
     for key, value in _together(_without_off(values)).items():
         unlimited = key in NO_LIMIT and value == -1
@@ -99,10 +98,9 @@ def _together(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(beta, int | float) and isinstance(increment, int | float):
         found.pop("beta_increment_per_sampling")
         found["priority_beta_steps"] = steps = round((1 - beta) / increment) if increment else 0
-        warnings.warn(
+        messages.warn(
             f"beta_increment_per_sampling is read as priority_beta_steps {steps:,}, which is the same at one update "
-            "per environment step; with another updates_per_step divide it by that",
-            stacklevel=6,
+            "per environment step; with another updates_per_step divide it by that"
         )
     return found
 

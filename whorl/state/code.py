@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 
+from whorl.core import files
 from whorl.core.arguments import listed
 from whorl.core.errors import ConfigError
 
@@ -89,7 +90,7 @@ def _import_path(entry: str) -> str:
     """The import path that an entry of `trust` means: itself, that of a file (my_env.py), or of an id (my_env:Mine)."""
     if not entry.endswith(".py"):
         return entry.partition(":")[0]
-    path = Path(entry).expanduser()
+    path = files.expanded(entry)
     inside = (path.resolve().relative_to(top) for top in _tops() if path.resolve().is_relative_to(top))
     parts = next(inside, Path(path.name)).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -48,7 +48,7 @@ def new_run_folder(
         found = _safe(name.format_map(words)) or found
     if run_of(Path(found)) != Path(found):
         raise ConfigError(f"name is {name!r}, a name that only checkpoints have; choose another")
-    runs = runs.expanduser()
+    runs = files.expanded(runs)
     try:
         runs.mkdir(parents=True, exist_ok=True)
         return _create(runs / found)
@@ -58,7 +58,7 @@ def new_run_folder(
 
 def find_run(path_or_name: Path | str, runs: Path = RUNS) -> Path | None:
     """The folder with this path, or with this name in `runs`; None if there is neither."""
-    places = (place.expanduser() for place in (Path(path_or_name), runs / path_or_name))
+    places = (files.expanded(place) for place in (Path(path_or_name), runs / path_or_name))
     folder = next((place for place in places if place.is_dir()), None)
     return None if folder is None else folder.resolve()
 
@@ -80,6 +80,7 @@ def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
 
 def run_names(runs: Path = RUNS) -> list[str]:
     """The names of the folders in `runs`."""
+    runs = files.expanded(runs)
     return [entry.name for entry in runs.iterdir() if entry.is_dir()] if runs.is_dir() else []
 
 

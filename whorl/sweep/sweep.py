@@ -105,8 +105,8 @@ def load_sweep(config: str | Path, settings: Mapping[str, Any], folder: str | Pa
             raise ConfigError(f"{path} is a sweep's folder already; leave --folder out")
         return Sweep(path, load(path, settings))
     sweeping = read(layers_of(path, settings))
-    default = Path(sweeping.base.run.runs).expanduser() / f"sweep_{path.stem.removeprefix('sweep_')}"
-    return Sweep(Path(folder) if folder else default, sweeping)
+    default = Path(sweeping.base.run.runs) / f"sweep_{path.stem.removeprefix('sweep_')}"
+    return Sweep(files.expanded(folder or default), sweeping)
 
 
 class Sweep:

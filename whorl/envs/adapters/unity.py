@@ -7,7 +7,6 @@ each with an agent of its own; with the option `behavior` one is trained, and th
 import atexit
 import json
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from whorl.core import messages
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -287,10 +287,9 @@ class UnityEnv(BehaviorEnv):
         for name, one in self.trained.items():
             if any(agents.surplus for agents in one.agents):
                 most = max(agents.surplus + len(agents.state) for agents in one.agents)
-                warnings.warn(
+                messages.warn(
                     f"{self.id} has {most} agents of behaviour {name!r} in a player, but num_envs is "
-                    f"{one.spec.num_envs}, so that some do nothing; use {most * self.options.players}",
-                    stacklevel=2,
+                    f"{one.spec.num_envs}, so that some do nothing; use {most * self.options.players}"
                 )
         return {name: one.result().obs for name, one in self.trained.items()}
 
@@ -351,7 +350,7 @@ class UnityEnv(BehaviorEnv):
         while True:
             self.players[number].kill()
             self._count(number, error)
-            warnings.warn(f"{error.message}; it is started again, and its episodes are dropped", stacklevel=2)
+            messages.warn(f"{error.message}; it is started again, and its episodes are dropped")
             agents.clear()
             self.players[number] = self._start(number)
             try:

@@ -8,7 +8,6 @@ captured in a CUDA graph, with `generator` registered with the graph.
 import math
 import os
 import shutil
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from whorl.core import tree
+from whorl.core import messages, tree
 from whorl.core.arrays import SUCCESS
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.spec import Spec
@@ -166,6 +165,6 @@ def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` fused by torch.compile, which needs a C++ compiler for CPU and CUDA."""
     names = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
     if not any(shutil.which(name) for name in names if name):
-        warnings.warn("compile=True needs a C++ compiler and none was found; running eagerly", stacklevel=3)
+        messages.warn("compile=True needs a C++ compiler and none was found; running eagerly")
         return fn
     return torch.compile(fn, dynamic=False)

@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 from whorl.core.errors import EnvError, nearest
+from whorl.core.files import expanded
 from whorl.envs.unity.side_channels import engine_settings, parameters
 from whorl.settings.schema import Positive, Range, build, fields_of
 
@@ -94,7 +94,7 @@ def executable(path: str) -> list[str]:
     """The command that starts a player; a Python file is run by this Python."""
     import sys
 
-    given = Path(path).expanduser()
+    given = expanded(path)
     for candidate in (given.with_name(f"{given.name}{end}") for end in ("", ".x86_64", ".x86", ".exe")):
         if candidate.is_file():
             return [sys.executable, str(candidate)] if candidate.suffix == ".py" else [str(candidate)]

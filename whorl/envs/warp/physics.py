@@ -6,7 +6,6 @@ recording the step is replayed from a graph of its own, because it is hundreds o
 """
 
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whorl.core import messages
 from whorl.core.errors import EnvError, missing_extra
 
 NEWTON = 2
@@ -160,9 +160,7 @@ class Physics:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             text = str(error).partition("\n")[0]
-            warnings.warn(
-                f"MuJoCo Warp's step can't be recorded in a CUDA graph, so it is slow: {text}", stacklevel=2
-            )
+            messages.warn(f"MuJoCo Warp's step can't be recorded in a CUDA graph, so it is slow: {text}")
             return None
         return graph
 

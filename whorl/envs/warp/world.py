@@ -8,13 +8,12 @@ Differs from Gymnasium: physics are in float32, Humanoid's solver is Newton's me
 whose state diverged is terminated with reward 0 instead of continued from MuJoCo's default pose.
 """
 
-import warnings
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from whorl.core import tree
+from whorl.core import messages, tree
 from whorl.core.spec import Continuous, Spec
 from whorl.envs.native.world import State, World
 from whorl.envs.warp.physics import MAX_VALUE, View
@@ -118,10 +117,9 @@ class MujocoWorld(World):
         """Warn where memory was too small, once: reading it waits for the GPU."""
         if not self._overflowed and (what := self.physics.overflow()):
             self._overflowed = True
-            warnings.warn(
+            messages.warn(
                 f"{self.id} had more {what} than there is memory for, so some were left out; raise them in "
-                "env_options, for instance by half",
-                stacklevel=3,
+                "env_options, for instance by half"
             )
 
     _overflowed = False

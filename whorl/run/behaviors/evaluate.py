@@ -1,7 +1,6 @@
 """Episodes with the policies of several behaviours, in which agents may appear and leave."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
-from whorl.core import tree
+from whorl.core import messages, tree
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.envs.behaviors import BehaviorEnv
@@ -100,10 +99,9 @@ def play(
             break
     cut = sum(player.cut for player in players.values())
     if cut and warn:
-        warnings.warn(
+        messages.warn(
             f"{env.id}: evaluation truncated {cut} episodes after {max_steps:,} steps and counted their returns so "
-            "far; raise eval_max_steps, or give the environment a time limit",
-            stacklevel=2,
+            "far; raise eval_max_steps, or give the environment a time limit"
         )
     return Evaluations.of({name: player.evaluation() for name, player in players.items()})
 

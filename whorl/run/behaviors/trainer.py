@@ -1,6 +1,5 @@
 """The trainer of a run with several behaviours."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ class BehaviorTrainer(Trainer):
         for name, member in self.behaviors.items():
             message = load_weights(member.parts.agent, of_behavior(found, name), strict)
             if message:
-                warnings.warn(f"{name}: {message}", stacklevel=2)
+                self._notify(f"{name}: {message}")
 
     def _assemble(self, needs: Needs) -> None:
         for name, one in self.settings.behaviors.items():
