@@ -73,8 +73,8 @@ class Agent57Config(BanditConfig, PoliciesConfig, ExplorationConfig, ValueConfig
     extrinsic_priority: Fraction = 0.8
     """weight of the error of the environment's values in the priorities"""
     trust_region: NonNegative = 0.0
-    """MEME: learn from targets of the online network, and ignore errors that lead further than this many deviations away
-    from the target network; 0: targets of the target network"""
+    """MEME: learn from targets of the online network, and ignore errors that lead further than this many deviations
+    away from the target network; 0: targets of the target network"""
     normalize_td: bool = False
     """MEME: divide errors by their running deviation for each policy"""
     soft_lambda: Annotated[float, Range(0, 100)] = 0.0
