@@ -2630,6 +2630,11 @@ MUTATIONS: list[Mutation] = [
             "return (1 - weight) * sizes[0] + weight * sizes[1]",
         ),
         Bug("the trust region keeps what leads away", "used = used * ~outside", "used = used * outside"),
+        Bug(
+            "a trust region with old targets",
+            "values = q if cfg.trust_region else lagging",
+            "values = lagging",
+        ),
         Bug("errors of all policies alike", "error / spread if", "error if"),
         Bug("the tolerance is never read", "value - self.cfg.soft_lambda * value.abs()", "value"),
         Bug("the policy head is not followed", "if cfg.policy_head else greedy", "if False else greedy"),

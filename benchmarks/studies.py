@@ -70,7 +70,6 @@ WEIGHTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("preset", {}),
     ("preset, 2 policies", {"num_policies": 2}),
     ("preset, clusters", {"episodic": {"cluster_distance": 0.2}}),
-    ("preset, rnd", {"components": ["rnd"], "rnd": {"lr": 1e-3, "gamma": 0.99}}),
 )
 """of the intrinsic reward of NGU and Agent57, and other settings that change what is explored"""
 SMALL_NETWORKS: Mapping[str, Any] = {

@@ -164,7 +164,7 @@ def test_soft_q_lambda_continues_where_an_action_is_nearly_as_good() -> None:
 
 def test_errors_that_lead_out_of_the_trust_region_are_ignored() -> None:
     agent, batch = learned("agent57", trust_region=1e-6)
-    free, _ = learned("agent57")
+    free, _ = learned("agent57", trust_region=1e6)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in agent.target_critic.parameters():
@@ -178,6 +178,32 @@ def test_errors_that_lead_out_of_the_trust_region_are_ignored() -> None:
     expected = (0.5 * limited[1][0].square() * batch.weight * ~away).mean()
     torch.testing.assert_close(limited[0][0], expected.detach(), check_layout=False)
     assert limited[0][0] < whole[0][0]
+
+
+@torch.no_grad()
+def test_in_a_trust_region_targets_are_those_of_the_online_networks() -> None:
+    """The copies only say how far values may move."""
+    agent, batch = learned("agent57", trust_region=2.0, retrace_lambda=0.9)
+    for net in (agent.target_critic, agent.target_intrinsic):
+        for parameter in net.parameters():
+            parameter.add_(1.0)
+    index, found = batch.extras[POLICY], agent.losses(batch)[1]
+    online = [net(batch.all).squeeze(-1) for net in (agent.critic, agent.intrinsic)]
+    choice = agent.mixed(*online, batch.last[POLICY]).argmax(-1)
+    for number, q in enumerate(online):
+        expected = plain_retrace(
+            batch.reward[..., number],
+            batch.discount[..., 0] * agent.discounts[index],
+            batch.keep[..., 0],
+            inverse(q.double()).float(),
+            choice,
+            batch.action,
+            batch.extras[BEHAVIOUR],
+            0.9,
+        )
+        taken = q[:-1].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        real = batch.mask > 0
+        torch.testing.assert_close(found[number][real], (taken - h(expected))[real], rtol=1e-4, atol=1e-4)
 
 
 def test_errors_are_divided_by_the_deviation_of_their_policy() -> None:
@@ -251,6 +277,13 @@ def test_the_policy_head_takes_the_place_of_the_greedy_policy() -> None:
         context.reset,
     )
     assert torch.equal(acted.action, scores.argmax(-1))
+
+
+def test_the_best_policy_of_a_row_of_metrics_is_one_of_them_and_no_mean() -> None:
+    agent, batch = learned("agent57")
+    assert "policies/best" not in agent.update(batch).metrics, "what updates return is averaged over them"
+    agent.returns.add_(torch.tensor([3]), torch.tensor([1e9]))
+    assert agent.row_metrics()["policies/best"] == 3.0
 
 
 def test_a_reset_of_all_environments_keeps_the_bandits_and_clears_what_belongs_to_an_episode() -> None:

@@ -60,11 +60,13 @@ def test_runs_are_recorded_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", studies.STUDIES)
-def test_the_settings_of_a_study_are_known(name: str) -> None:
+def test_the_agents_of_a_study_can_be_built(name: str, tmp_path: Path) -> None:
     study = studies.STUDIES[name]
+    here = {"workers": 0, "actors": 0, "eval": False, "quiet": True, "runs": str(tmp_path)}
     for env in study.envs:
         for algorithm, own in study.variants.values():
-            whorl.load(env, algorithm, {**study.settings, **own}).close()
+            with whorl.load(env, algorithm, {**study.settings, **own, **here}) as trainer:
+                trainer.build()
 
 
 def test_what_was_played_is_the_metric_where_the_environment_measures_it() -> None:

@@ -447,10 +447,22 @@ def test_a_discount_of_its_own_is_refused_where_it_would_have_no_effect() -> Non
     build("ppo", count=CountConfig(gamma=0.5))
 
 
+def test_each_number_of_a_vector_has_cells_of_its_own_bounds() -> None:
+    """MountainCar: positions from -1.2 to 0.6, velocities from -0.07 to 0.07."""
+    with whorl.load("MountainCar-v0", "dqn", components=["count"], eval=False, quiet=True) as trainer:
+        trainer.build()
+        count: Any = trainer.agent.components["count"]
+    grid = torch.cartesian_prod(torch.linspace(-1.19, 0.59, 20), torch.linspace(-0.069, 0.069, 20))
+    assert len(count.cells(grid).unique()) == 400
+
+
 def test_cells_tell_observations_apart() -> None:
     cells = Cells(Array((2,), low=0.0, high=1.0), 10, 1 << 20)
     same = cells(torch.tensor([[0.11, 0.99], [0.19, 0.91], [0.21, 0.91]]))
     assert same[0] == same[1] != same[2]
+    uneven = Cells(Array((2,), low=-1.0, high=1e9, lows=(-1.0, 0.0), highs=(1.0, 1e9)), 10, 1 << 20)
+    same = uneven(torch.tensor([[0.1, 3.01], [0.19, 3.19], [0.21, 3.01], [0.1, 3.21]]))
+    assert same[0] == same[1] and len(same.unique()) == 3, "0.2 wide where bounds are 2 apart, or say nothing"
     exact = Cells(VECTOR, 20, 1 << 30)
     drawn = torch.randint(-50, 50, (1000, 3), generator=torch.Generator().manual_seed(0)).float()
     assert len(exact(drawn).unique()) == len(drawn.unique(dim=0))

@@ -386,6 +386,18 @@ def test_arms_are_shares_of_the_episodes_between_rows(
     np.testing.assert_array_equal(shown, [[0.75, np.nan, 0], [0.25, np.nan, 0], [0, np.nan, 1]])
 
 
+def test_a_single_arm_has_one_whole_number(tmp_path: Path, figures: list[Figure]) -> None:
+    files = MetricFiles(tmp_path)
+    (tmp_path / "config.yaml").write_text("algorithm: agent57\nenv: Maze\n")
+    for steps in (100, 200):
+        files.write({"steps": steps, "policies/episodes_0": steps / 10})
+    files.close()
+    plot_arms(tmp_path, tmp_path / "arms.png")
+    panel = figures[0].axes[0]
+    low, high = panel.get_ylim()
+    assert [tick for tick in panel.get_yticks() if low <= tick <= high] == [0]
+
+
 def test_a_run_without_a_bandit_has_no_arms(tmp_path: Path) -> None:
     with pytest.raises(WhorlError, match="which Agent57 writes"):
         plot_arms(run(tmp_path), tmp_path / "arms.png")

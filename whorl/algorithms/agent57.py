@@ -7,9 +7,11 @@ A sliding-window UCB per environment chooses the policy of each episode by the u
 priority = w |error of Qe| + (1 - w) |error of Qi|
 
 Options of MEME (Kapturowski et al. 2023, arXiv:2209.07550), off by default:
-trust_region   no gradient where |Q_j - Q'_j| > trust_region * sigma_i and the step would lead further away
+trust_region   targets are those of the online networks, Q_j in place of Q'_j, and there is no gradient where
+               |Q_j - Q'_j| > trust_region * sigma_i and the step would lead further away
 normalize_td   errors are divided by sigma_i, their running deviation for each policy
-soft_lambda    Retrace continues where Q'(s, a) >= V' - soft_lambda * |V'|, instead of at greedy actions only
+soft_lambda    Retrace continues where Q(s, a) >= V - soft_lambda * |V|, instead of at greedy actions only, with the
+               networks of the targets
 policy_head    a second output of Qe's network, pi, imitates the greedy policy of Q, and its best action replaces
                the greedy one in acting and in V': minimise -log pi(argmax Q) where KL(pi' || pi) <= policy_max_kl
 The intrinsic reward is that of the component `episodic`. Evaluation follows the policy with the best recent returns.
@@ -71,7 +73,8 @@ class Agent57Config(BanditConfig, PoliciesConfig, ExplorationConfig, ValueConfig
     extrinsic_priority: Fraction = 0.8
     """weight of the error of the environment's values in the priorities"""
     trust_region: NonNegative = 0.0
-    """MEME: ignore errors that lead further than this many deviations away from the target network; 0: off"""
+    """MEME: learn from targets of the online network, and ignore errors that lead further than this many deviations
+    away from the target network; 0: targets of the target network"""
     normalize_td: bool = False
     """MEME: divide errors by their running deviation for each policy"""
     soft_lambda: Annotated[float, Range(0, 100)] = 0.0
@@ -183,7 +186,8 @@ class Agent57(Agent):
         self.returns.add_(ended.to(self.device), rollout.extras[RETURN].to(self.device))
 
     def row_metrics(self) -> dict[str, float]:
-        return {f"policies/episodes_{i}": count for i, count in enumerate(self.returns.count.tolist())}
+        episodes = {f"policies/episodes_{i}": count for i, count in enumerate(self.returns.count.tolist())}
+        return {**episodes, "policies/best": float(self.returns.best())}
 
     # Learning
 
@@ -204,7 +208,6 @@ class Agent57(Agent):
         for deviation, error in zip((self.deviation, self.intrinsic_deviation), errors):
             deviation.merge_(error, index, mask)
         self.targets.update_(move_targets)
-        metrics = {**metrics, "policies/best": self.returns.best().float()}
         return Updated(metrics, priority=priority)
 
     @pure
@@ -217,15 +220,16 @@ class Agent57(Agent):
         with torch.no_grad():
             old, other = self.target_critic(rows), self.target_intrinsic(rows)
             lagging = [old[..., 0], other[..., 0]]
+            values = q if cfg.trust_region else lagging
             greedy = best(self.mixed(q[0], q[1], policies), legal)  # [T+1, B]
             choice = best(found[..., 1], legal) if cfg.policy_head else greedy
-            ratio = self.ratio(batch, choice, self.mixed(lagging[0], lagging[1], policies))
+            ratio = self.ratio(batch, choice, self.mixed(values[0], values[1], policies))
             environment, *others = batch.reward.unbind(-1)
             discount = batch.discount[..., 0] * self.discounts[index]
             given = (choice, batch.action, ratio, cfg.retrace_lambda, cfg.rescale_values)
             targets = [
-                retrace_target(reward, discount, batch.keep[..., 0], values, *given)
-                for reward, values in zip((environment, torch.stack(others).sum(0)), lagging)
+                retrace_target(reward, discount, batch.keep[..., 0], value, *given)
+                for reward, value in zip((environment, torch.stack(others).sum(0)), values)
             ]
         losses, errors, means = [], [], []
         for online, before, target, deviation in zip(

@@ -35,6 +35,10 @@ class Array:
     """whether every number is 0 or 1 (one-hots, MultiBinary); such observations are never normalised"""
     plane: bool = False
     """whether the environment returns [H, W], without the channel axis that `shape` has"""
+    lows: tuple[float, ...] = ()
+    """the lowest value of each number of a vector (of one frame), where they differ; empty: `low` for all"""
+    highs: tuple[float, ...] = ()
+    """the highest value of each, as `lows`"""
 
     @property
     def size(self) -> int:

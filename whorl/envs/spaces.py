@@ -221,7 +221,12 @@ def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iter
             yield from _observation_leaves(child, (*path, key))
     elif isinstance(space, spaces.Box):
         dtype = "uint8" if space.dtype == np.uint8 else "float32"
-        yield Leaf(path, Array(space.shape or (1,), dtype, float(space.low.min()), float(space.high.max())))
+        array = Array(space.shape or (1,), dtype, float(space.low.min()), float(space.high.max()))
+        if len(space.shape) == 1 and (
+            (space.low != space.low[0]).any() or (space.high != space.high[0]).any()
+        ):
+            array = replace(array, lows=tuple(map(float, space.low)), highs=tuple(map(float, space.high)))
+        yield Leaf(path, array)
     elif isinstance(space, spaces.Discrete):
         yield Leaf(path, Array((int(space.n),), "float32", 0.0, 1.0, start=int(space.start), binary=True))
     elif isinstance(space, spaces.MultiDiscrete):

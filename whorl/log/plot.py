@@ -190,7 +190,7 @@ def plot_arms(run_folder: Path, output: Path) -> Path:
     panel.set_xlabel("steps")
     panel.set_ylabel("policy (0 exploits)")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(x)))
-    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return save_figure(figure, output)
 
 

@@ -257,7 +257,7 @@ class DeviationByPolicy(nn.Module):
 
     square: Tensor
 
-    def __init__(self, policies: int, rate: float = 0.01, least: float = 1e-3) -> None:
+    def __init__(self, policies: int, rate: float = 0.01, least: float = 0.01) -> None:
         super().__init__()
         self.rate, self.least = rate, least
         self.register_buffer("square", torch.ones(policies))

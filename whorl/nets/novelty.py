@@ -1,7 +1,7 @@
 """Networks of intrinsic rewards: an embedding, random network distillation, inverse dynamics, cells of observations."""
 
 from dataclasses import replace
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from whorl.core.spec import Continuous, Discrete, SpecTree, flat_action_size
 from whorl.core.tree import Tree
 from whorl.nets.layers import MLP
 from whorl.nets.normalize import Observations
+
+UNBOUNDED = 1e6
+"""bounds of observations that are further apart say nothing about their values"""
 
 
 class Embedding(nn.Module):
@@ -126,16 +129,20 @@ class Cells(nn.Module):
 
     def __init__(self, observation: SpecTree, bins: int, count: int) -> None:
         super().__init__()
-        self.bins, self.count = bins, count
+        self.count = count
         self.leaves: dict[str, Array] = {
             path: leaf for path, leaf in tree.items(observation) if path.rpartition(".")[2] != MASK_KEY
         }
-        generator = torch.Generator().manual_seed(
-            0
-        )  # the same in every process, and independent of the run's seed
+        # The same in every process, and independent of the run's seed.
+        generator = torch.Generator().manual_seed(0)
         for number, leaf in enumerate(self.leaves.values()):
             factors = torch.randint(1, 2**62, (self._size(leaf),), generator=generator) * 2 + 1
             self.register_buffer(f"factors{number}", factors, persistent=False)
+            low, high = (torch.tensor(side) for side in (leaf.lows or leaf.low, leaf.highs or leaf.high))
+            bounded = high - low < UNBOUNDED
+            span = torch.where(bounded, high - low, 2.0).clamp(min=1e-12)
+            self.register_buffer(f"low{number}", torch.where(bounded, low, 0.0), persistent=False)
+            self.register_buffer(f"per_unit{number}", bins / span, persistent=False)
 
     @torch.no_grad()
     def forward(self, obs: Tree) -> Tensor:
@@ -144,6 +151,9 @@ class Cells(nn.Module):
         values = dict(tree.items(obs))
         for number, (path, leaf) in enumerate(self.leaves.items()):
             parts = self._reduced(leaf, values[path])  # [..., size]
+            if parts.is_floating_point():
+                low, per_unit = getattr(self, f"low{number}"), getattr(self, f"per_unit{number}")
+                parts = ((parts - low) * per_unit).floor().long()
             total = total + (parts * getattr(self, f"factors{number}")).sum(-1)
         # The upper bits of the product depend on all lower ones.
         mixed = (total ^ (total >> 29)) * 0x5851F42D4C957F2D
@@ -166,7 +176,4 @@ class Cells(nn.Module):
             blocks = F.adaptive_avg_pool2d(grey, (11, 8)).flatten(1)
             return (blocks / 32).floor().long().reshape(*value.shape[:lead], -1)
         flat = value.reshape(*value.shape[:lead], -1)
-        if not value.is_floating_point():
-            return flat.long()
-        low, span = (leaf.low, leaf.high - leaf.low) if isfinite(leaf.high - leaf.low) else (0.0, 2.0)
-        return ((flat - low) * (self.bins / max(span, 1e-12))).floor().long()
+        return flat if value.is_floating_point() else flat.long()

@@ -396,7 +396,8 @@ class Keywords(TypedDict, total=False):
     extrinsic_priority: float
     """weight of the error of the environment's values in the priorities"""
     trust_region: float
-    """MEME: ignore errors that lead further than this many deviations away from the target network; 0: off"""
+    """MEME: learn from targets of the online network, and ignore errors that lead further than this many
+    deviations away from the target network; 0: targets of the target network"""
     normalize_td: bool
     """MEME: divide errors by their running deviation for each policy"""
     soft_lambda: float
