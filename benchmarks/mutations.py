@@ -1355,8 +1355,8 @@ MUTATIONS: list[Mutation] = [
         Bug("changed demonstrations pass", "        if shown != self._demonstrations:", "        if False:"),
         Bug(
             "demonstrations have priorities",
-            "own = batch.shape[1] - self._demonstrated",
-            "own = batch.shape[1]",
+            "own = slice(0, batch.shape[1] - self._demonstrated)",
+            "own = slice(0, batch.shape[1])",
         ),
     ),
     *planted(
