@@ -1355,8 +1355,8 @@ MUTATIONS: list[Mutation] = [
         Bug("changed demonstrations pass", "        if shown != self._demonstrations:", "        if False:"),
         Bug(
             "demonstrations have priorities",
-            "own = batch.shape[1] - self._demonstrated",
-            "own = batch.shape[1]",
+            "own = slice(0, batch.shape[1] - self._demonstrated)",
+            "own = slice(0, batch.shape[1])",
         ),
     ),
     *planted(
@@ -1364,8 +1364,8 @@ MUTATIONS: list[Mutation] = [
         "run/test_mixed_runs.py",
         Bug(
             "refreshed probabilities are not saved",
-            'ring["changing"] = self._changing()',
-            'ring["changing"] = tree.map(torch.zeros_like, self._changing())',
+            "tree.map(dense, self._changing())",
+            "tree.map(torch.zeros_like, self._changing())",
         ),
     ),
     *planted(
@@ -1704,8 +1704,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "weights the wrong way up",
-            "weight = priority.min() / priority",
-            "weight = priority / priority.max()",
+            "weight = np.minimum.reduce(priority) / priority",
+            "weight = priority / np.maximum.reduce(priority)",
         ),
         Bug("weights without beta", "np.power(weight, beta.item(), out=weight)", "pass"),
         Bug(
@@ -1716,7 +1716,7 @@ MUTATIONS: list[Mutation] = [
         Bug("rows that are gone come back", "        priority *= self._leaves.take(index) > 0\n", ""),
         Bug(
             "the largest priority is never updated",
-            "        np.maximum(self._largest, priority.max(), out=self._largest)\n",
+            "        np.maximum(self._largest, np.maximum.reduce(priority), out=self._largest)\n",
             "",
         ),
         Bug(

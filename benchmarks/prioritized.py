@@ -51,7 +51,7 @@ def ours(size: int, batch: int) -> tuple[Callable[[], None], Callable[[], None]]
     sampler, generator = Prioritized(size, CPU, Priorities()), torch.Generator().manual_seed(0)
     start, mask, error = torch.arange(size), torch.ones(1, batch), torch.rand(1, batch)
     sampler.admit(start, torch.ones(size, dtype=torch.bool))
-    sampler.initial_priority(start, torch.rand(size))
+    sampler.settle(start, torch.ones(1, size), torch.rand(1, size))
     drawn = [sampler.draw(batch, generator)[0]]
 
     def draw() -> None:

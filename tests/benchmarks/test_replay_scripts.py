@@ -9,6 +9,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import compressed_frames
+import prioritized
 import replay_checkpoint
 
 
@@ -18,6 +19,13 @@ def test_checkpoints_of_replay_are_written_and_read(tmp_path: Path, capsys, monk
     small = {"num_envs": 2, "buffer_size": 400, "checkpoints": 3, "keep": 2, "rate": 0}
     replay_checkpoint.measure(tmp_path, argparse.Namespace(**small))
     assert "loaded in" in capsys.readouterr().out
+
+
+def test_prioritized_draws_are_measured_beside_a_binary_tree(capsys, monkeypatch):
+    monkeypatch.setattr(prioritized, "SIZES", (64, 100))
+    monkeypatch.setattr(sys, "argv", ["prioritized.py", "--batch", "8", "--repeats", "1", "--calls", "1"])
+    prioritized.main()
+    assert "whorl: 10^7 rows cost" in capsys.readouterr().out
 
 
 @pytest.mark.full

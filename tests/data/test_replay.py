@@ -131,6 +131,27 @@ def test_every_sequence_equals_what_the_record_says(
         learn(store, batch)
 
 
+def test_small_columns_in_host_memory_lie_side_by_side_and_large_ones_apart() -> None:
+    large = {"log_prob": Array(()), "image": Array((257,), "uint8")}
+    ring = Ring(spec(2), 20, extras=large)
+    *small, image = (
+        *(ring.columns[name] for name in ("reward", "continues", "mask")),
+        ring.columns["extras"]["log_prob"],
+        ring.columns["extras"]["image"],
+    )
+    places = [leaf[3, 1].data_ptr() - leaf[2, 1].data_ptr() for leaf in small]
+    assert len(set(places)) == 1
+    assert max(leaf.data_ptr() for leaf in small) - min(leaf.data_ptr() for leaf in small) < places[0]
+    assert image.is_contiguous()
+    # Each column has its own bytes.
+    for number, leaf in enumerate(tree.leaves(ring.columns)):
+        before = [other.clone() for other in tree.leaves(ring.columns)]
+        assert not leaf.any()
+        leaf.fill_(1)
+        for other, (now, then) in enumerate(zip(tree.leaves(ring.columns), before)):
+            assert other == number or torch.equal(now, then)
+
+
 def test_uniform_sampling_draws_every_eligible_row_equally_often() -> None:
     num_envs, slots = 3, 40
     record, store = Recorder(num_envs, seed=5), replay(num_envs, slots, Transitions(2), batch_size=100_000)

@@ -42,6 +42,11 @@ class Discounting:
         """Whether rewards, discounts and keep have a trailing stream axis."""
         return self.separate and bool(self.streams)
 
+    @property
+    def differs(self) -> bool:
+        """Whether environments have discounts of their own."""
+        return isinstance(self.gamma, Tensor)
+
     def reward(self, stored: Tensor) -> Tensor:
         """Rewards to learn from: [T, B], or [T, B, 1 + S] where streams are separate."""
         if self.separate or not self.streams:
@@ -51,13 +56,14 @@ class Discounting:
             environment = environment + stream.weight * reward
         return environment
 
-    def discount(self, continues: Tensor, mask: Tensor, env_index: Tensor | None = None) -> Tensor:
-        """Discounts of rows with bool `continues` and `mask` [T, B].
+    def discount(self, continues: Tensor, mask: Tensor | None, env_index: Tensor | None = None) -> Tensor:
+        """Discounts of rows with bool `continues` and `mask` [T, B]; without a mask all are transitions.
 
         `env_index` [B] gives the environment of each column, where gamma differs between environments.
         """
         if not self.per_stream:
             return continues * self._of(self.gamma, env_index)
+        mask = torch.ones_like(continues) if mask is None else mask
         found = []
         for gamma, episodic in zip(self._gammas(), self._episodic()):
             gamma = self._of(gamma, env_index)

@@ -19,7 +19,7 @@ from whorl.data.batch import Batch
 from whorl.data.discounting import Discounting, Gamma
 from whorl.data.experience import Experience
 from whorl.data.hindsight import Hindsight
-from whorl.data.ring import Ring
+from whorl.data.ring import Ring, dense
 from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform
 from whorl.data.segments import Segments
 from whorl.data.transfer import Transfer
@@ -256,7 +256,6 @@ class Replay(Experience):
         """Batches that are due after these steps."""
         return self.granted + int(self.updates_per_step * max(0, self.steps - self.learning_starts))
 
-    @torch.no_grad()
     def samples(self, count: int) -> Iterator[Batch]:
         """Draw `count` batches from the current rows."""
         if count == 1:
@@ -267,7 +266,6 @@ class Replay(Experience):
         for number in range(count):
             yield self._sent(drawn.replace(**tree.map(itemgetter(number), parts)))
 
-    @torch.no_grad()
     def sample(self) -> Batch:
         """Draw one batch, without waiting for a device."""
         if self.ring.device.type != "cuda":
@@ -314,7 +312,6 @@ class Replay(Experience):
     def _sent(self, batch: Batch) -> Batch:
         return batch if self._transfer is None else self._transfer.send(batch)
 
-    @torch.no_grad()
     def settle(self, batch: Batch, updated: Any) -> None:
         if self.refresh is not None:
             self._renew_stored(batch)
@@ -322,9 +319,10 @@ class Replay(Experience):
             return
         if updated.priority is None:
             raise ValueError("prioritized replay needs Updated.priority, TD errors [B] or [T, B]")
-        own = batch.shape[1] - self._demonstrated
-        priority = updated.priority.detach()[..., :own]
-        given = {"index": batch.extras["index"], "mask": batch.mask[:, :own], "priority": priority}
+        given = {"index": batch.extras["index"], "mask": batch.mask, "priority": updated.priority.detach()}
+        if self._demonstrated:
+            own = slice(0, batch.shape[1] - self._demonstrated)
+            given |= {name: given[name][..., own] for name in ("mask", "priority")}
         if self._transfer is not None:
             if self._late:
                 self._transfer.wait()  # for the previous update, which is finished by now
@@ -350,6 +348,7 @@ class Replay(Experience):
         refresh = self.refresh
         assert refresh is not None
 
+        @torch.no_grad()
         def renew() -> None:
             start, found = batch.extras["start"], refresh(batch)
             self.ring.renew(start, found.pop(MEMORIES, {}))
@@ -388,12 +387,12 @@ class Replay(Experience):
         return self.store
 
     def state_dict(self) -> dict[str, Any]:
-        ring = self.ring.state_dict()
-        if self.store is not None:
-            del ring["columns"]
-            if self._keeps_memories:
-                del ring["memories"]  # refreshed memories change after they were written to files
-            ring["changing"] = self._changing()
+        if self.store is None:
+            ring = self.ring.state_dict()
+        else:
+            ring = {**self.ring.counters(), "changing": tree.map(dense, self._changing())}
+            if not self._keeps_memories:  # refreshed memories change after they were written to files
+                ring["memories"] = self.ring.memories
             ring["manifest"] = self.store.save()
         if self._late and self._transfer is not None:
             self._transfer.wait()

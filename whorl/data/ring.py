@@ -10,10 +10,11 @@ from no row behind it, and a row whose frame stack reaches across is no start. A
 begins with the recurrent state that was stored there, which is the one that acting had.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,9 @@ from whorl.core.spec import Array, Spec, empty_action, empty_obs
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.compressed import RATIO, Compressed
+
+SMALL = 256
+"""bytes per row up to which columns in host memory are stored side by side"""
 
 
 class Ring:
@@ -59,6 +63,7 @@ class Ring:
         """[slots, environments, ...]"""
         self.memories: Tree = allocated["memories"]
         """[slots / stride, environments, ...]"""
+        self._lines = in_line(self.columns)
         # Whether the next row starts an episode, and where `cut` said that it does not follow the newest row.
         self._next_reset = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._cut = torch.zeros_like(self._next_reset)
@@ -180,7 +185,7 @@ class Ring:
 
     def take(self, name: str, cell: Tensor) -> Tree:
         """Values of a column at cells of any shape [...]: [..., ...]."""
-        return take(self.columns[name], cell)
+        return take(self._lines[name], cell)
 
     def observe(self, cell: Tensor) -> Tree:
         """Observations at cells of any shape [...], with frame stacks rebuilt: [..., ...]."""
@@ -192,7 +197,7 @@ class Ring:
             slot = slot - (~self.take("reset", seen[0])).long()
             seen.insert(0, self.cells(slot, env_index))
         cells = torch.stack(seen, -1)  # [..., history + 1], oldest first
-        return tree.map(partial(_joined, cells=cells), self.observation, self.columns["obs"])
+        return tree.map(partial(_joined, cells=cells), self.observation, self._lines["obs"])
 
     def cuts(self, cell: Tensor) -> Tensor:
         """Where rows at cells of any shape [...] are cuts: they neither follow the row before nor start an episode.
@@ -217,12 +222,14 @@ class Ring:
         return slot % self.slots * self.num_envs + env_index
 
     def state_dict(self) -> dict[str, Any]:
+        return {**self.counters(), "columns": tree.map(dense, self.columns), "memories": self.memories}
+
+    def counters(self) -> dict[str, Any]:
+        """The state without the rows."""
         return {
             "slots": self.slots,
             "num_envs": self.num_envs,
             "rows": self.rows,
-            "columns": tree.map(_dense, self.columns),
-            "memories": self.memories,
             "next_reset": self._next_reset,
             "cut": self._cut,
         }
@@ -248,15 +255,22 @@ class Ring:
         tree.restore_(self._cut, state["cut"])
 
 
-def take(column: Tree, cell: Tensor) -> Tree:
-    """Gather from leaves [slots, environments, ...] by cell; `cell` may have any shape."""
-    flat = cell.reshape(-1)
+def in_line(columns: Tree) -> Tree:
+    """Columns [slots, environments, ...] as views [cells, ...], which `take` reads."""
+    return tree.map(lambda leaf: leaf if isinstance(leaf, Compressed) else leaf.flatten(0, 1), columns)
 
-    def leaf_at(leaf: Any) -> Tensor:
-        rows = leaf.take(flat) if isinstance(leaf, Compressed) else leaf.flatten(0, 1).index_select(0, flat)
-        return rows.reshape(*cell.shape, *leaf.shape[2:])
 
-    return tree.map(leaf_at, column)
+def take(line: Tree, cell: Tensor) -> Tree:
+    """Gather from leaves [cells, ...] at cells of any shape."""
+    # Small batches cost as much as their number of operators: cells in a line are not reshaped.
+    if cell.dim() == 1:
+        return line.index_select(0, cell) if type(line) is Tensor else tree.map(partial(_rows_at, cell), line)
+    rows = take(line, cell.reshape(-1))
+    return tree.map(lambda leaf: leaf.view(cell.shape + leaf.shape[1:]), rows)
+
+
+def _rows_at(cell: Tensor, leaf: Any) -> Tensor:
+    return leaf.take(cell) if isinstance(leaf, Compressed) else leaf.index_select(0, cell)
 
 
 def history_of(spec: Spec) -> int:
@@ -325,33 +339,26 @@ def _allocate(
     device: torch.device,
     compress: bool = False,
 ) -> dict[str, Tree]:
-    shape = (slots, spec.num_envs)
-    frames = tree.map(lambda leaf: leaf.frame, spec.observation)
-    obs = empty_obs(frames, shape, torch.device("meta") if compress else device)
+    shape, meta = (slots, spec.num_envs), torch.device("meta")
+    obs = empty_obs(tree.map(lambda leaf: leaf.frame, spec.observation), shape, meta)
     if compress:
-        obs = tree.map(
-            lambda leaf: (
-                Compressed(tuple(leaf.shape))
-                if _is_compressible(leaf)
-                else torch.zeros_like(leaf, device=device)
-            ),
-            obs,
-        )
+        obs = tree.map(lambda leaf: Compressed(tuple(leaf.shape)) if _is_compressible(leaf) else leaf, obs)
 
-    def zeros(dtype: torch.dtype, *trailing: int) -> Tensor:
-        return torch.zeros(*shape, *trailing, dtype=dtype, device=device)
+    def column(dtype: torch.dtype, *trailing: int) -> Tensor:
+        return torch.empty(*shape, *trailing, dtype=dtype, device=meta)
 
+    columns = {
+        "obs": obs,
+        "reset": column(torch.bool),
+        "action": empty_action(spec.action, shape, meta),
+        "reward": column(torch.float32, *([1 + len(spec.streams)] if spec.streams else [])),
+        "continues": column(torch.bool),
+        "keep": column(torch.bool),
+        "mask": column(torch.bool),
+        "extras": empty_obs(dict(extras), shape, meta),
+    }
     return {
-        "columns": {
-            "obs": obs,
-            "reset": zeros(torch.bool),
-            "action": empty_action(spec.action, shape, device),
-            "reward": zeros(torch.float32, *([1 + len(spec.streams)] if spec.streams else [])),
-            "continues": zeros(torch.bool),
-            "keep": zeros(torch.bool),
-            "mask": zeros(torch.bool),
-            "extras": empty_obs(dict(extras), shape, device),
-        },
+        "columns": _adjacent(columns) if device.type == "cpu" else tree.map(_zeros(device), columns),
         "memories": tree.map(
             lambda leaf: torch.zeros(
                 slots // stride, spec.num_envs, *leaf.shape[1:], dtype=leaf.dtype, device=device
@@ -361,13 +368,49 @@ def _allocate(
     }
 
 
+def _zeros(device: torch.device) -> Callable[[Any], Any]:
+    """Allocates a leaf that is on the device "meta"."""
+    return lambda leaf: leaf if isinstance(leaf, Compressed) else torch.zeros_like(leaf, device=device)
+
+
+def _adjacent(columns: Tree) -> Tree:
+    """Columns [slots, environments, ...] whose small ones are views of one tensor, with a row's values side by side.
+
+    A random row is then one place in memory instead of one for each column.
+    """
+    offsets, end = [], 0
+    for leaf in tree.leaves(columns):
+        if _is_small(leaf):
+            at = -(-end // leaf.itemsize) * leaf.itemsize
+            end = at + leaf.shape[2:].numel() * leaf.itemsize
+            offsets.append(at)
+    # numpy asks for large pages, where torch does not: a random row then seldom has to look up its page.
+    rows = torch.from_numpy(np.zeros((*columns["mask"].shape, -(-end // 8) * 8), np.uint8))
+    places, zeros = iter(offsets), _zeros(rows.device)
+
+    def placed(leaf: Any) -> Any:
+        if not _is_small(leaf):
+            return zeros(leaf)
+        at = next(places)
+        values = rows[..., at : at + leaf.shape[2:].numel() * leaf.itemsize].view(leaf.dtype)
+        return values.view(leaf.shape)
+
+    return tree.map(placed, columns)
+
+
+def _is_small(leaf: Any) -> bool:
+    """Whether a column [slots, environments, ...] takes few bytes per row."""
+    return isinstance(leaf, Tensor) and leaf.shape[2:].numel() * leaf.itemsize <= SMALL
+
+
 def _is_compressible(leaf: Tensor) -> bool:
     """Whether a column [slots, environments, ...] holds images."""
     return leaf.dtype == torch.uint8 and leaf.dim() >= 4
 
 
-def _dense(leaf: Any) -> Tensor:
-    return leaf[:] if isinstance(leaf, Compressed) else leaf
+def dense(leaf: Any) -> Tensor:
+    """A column as a tensor of its own, which can be saved."""
+    return leaf[:] if isinstance(leaf, Compressed) else leaf.contiguous()
 
 
 def _bytes(tensors: Tree) -> int:

@@ -211,7 +211,7 @@ class Segments(Store):
 
     def _submit(self, first: int, last: int) -> None:
         parts = list(self._parts(first, last))
-        if any(part.device.type != "cpu" for part in parts):
+        if any(map(_needs_copy, parts)):
             wait([future for _, future in list(self._pending)[: 1 - MOST_COPIES]])
         raw = [_raw(part.cpu()) for part in parts]
         name = f"{first:012}-{last:012}-{secrets.token_hex(8)}.rows"
@@ -303,7 +303,7 @@ class Segments(Store):
             with open(self.folder / segment.file, "rb") as file:
                 for leaf, slots in self._places(segment.first, segment.last):
                     part = leaf[slots]
-                    host = part if part.device.type == "cpu" else torch.empty_like(part, device="cpu")
+                    host = torch.empty(part.shape, dtype=part.dtype) if _needs_copy(part) else part
                     raw = _raw(host)
                     for at in range(0, len(raw), _CHUNK):
                         chunk = raw[at : at + _CHUNK]
@@ -362,6 +362,11 @@ def _blocks(first: int, last: int, stride: int) -> tuple[int, int]:
     return -(-first // stride), -(-last // stride)
 
 
+def _needs_copy(part: Tensor) -> bool:
+    """Whether the bytes of a tensor are not in one piece in host memory."""
+    return part.device.type != "cpu" or not part.is_contiguous()
+
+
 def _raw(part: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, without a copy."""
-    return part.reshape(-1).view(torch.uint8).numpy().data
+    """The bytes of a tensor in host memory, without a copy where it is contiguous."""
+    return part.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -187,13 +187,13 @@ class HostSumTree:
 
     def renew(self, start: Tensor, error: Tensor) -> None:
         size, index = np.abs(error.float().numpy()), start.numpy()
-        if not math.isfinite(size.max()):
+        if not math.isfinite(np.maximum.reduce(size)):  # the methods `max` and `min` take twice as long
             size[~np.isfinite(size)] = 0
         if self.clip != (0.0, math.inf):
             np.clip(size, *self.clip, out=size)
         size += self.epsilon
         priority = np.power(size, self.alpha, out=size)
-        np.maximum(self._largest, priority.max(), out=self._largest)
+        np.maximum(self._largest, np.maximum.reduce(priority), out=self._largest)
         priority *= self._leaves.take(index) > 0
         self._leaves[index] = 0
         np.maximum.at(self._leaves, index, priority)
@@ -207,7 +207,7 @@ class HostSumTree:
         held.uniform_tensor.uniform_(generator=generator)
         index = self.find(held.ends - held.uniform * (1 / count))
         priority = self._leaves.take(index)
-        weight = priority.min() / priority
+        weight = np.minimum.reduce(priority) / priority
         np.power(weight, beta.item(), out=weight)
         return torch.from_numpy(index), torch.from_numpy(weight)
 

@@ -13,7 +13,7 @@ from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, LOG_PROB, POLICY, STEPS, STREAMS, Batch, successor_key, with_first_row
 from whorl.data.discounting import Discounting
-from whorl.data.ring import Ring, take
+from whorl.data.ring import Ring, in_line, take
 
 
 class Rows(Protocol):
@@ -108,18 +108,21 @@ class Transitions:
     def _single(self, ring: Rows, start: Tensor, discounting: Discounting) -> Batch:
         """One-step transitions: the start's own values, and the row after it."""
         after = (start + ring.num_envs) % (ring.slots * ring.num_envs)
-        now = start.unsqueeze(0)
         reset = ring.take("reset", start)
-        mask = torch.ones_like(now, dtype=torch.float32)  # only transitions are starts
+        env_index = start % ring.num_envs if discounting.differs else None
+
+        def row(name: str) -> Tree:
+            return tree.map(_as_row, ring.take(name, start))
+
         return Batch(
             obs=ring.observe(torch.stack((start, after))),
             reset=torch.stack((reset, torch.zeros_like(reset))),
-            action=ring.take("action", now),
-            reward=discounting.reward(ring.take("reward", now)),
-            discount=discounting.discount(ring.take("continues", now), mask > 0, start % ring.num_envs),
-            keep=discounting.keep(ring.take("keep", now)),
-            mask=mask,
-            extras=ring.take("extras", now),
+            action=row("action"),
+            reward=discounting.reward(row("reward")),
+            discount=discounting.discount(row("continues"), None, env_index),
+            keep=discounting.keep(row("keep")),
+            mask=torch.ones_like(start, dtype=torch.float32).unsqueeze(0),  # only transitions are starts
+            extras=row("extras"),
         )
 
     def _folded(self, ring: Rows, start: Tensor, discounting: Discounting) -> Batch:
@@ -214,7 +217,7 @@ class Sequences:
         action = ring.take("action", rows)
         action = tree.where(real, action, tree.map(torch.zeros_like, action))
         reset = ring.take("reset", every)
-        memory = take(ring.memories, slot // ring.stride * ring.num_envs + env_index)
+        memory = take(in_line(ring.memories), slot // ring.stride * ring.num_envs + env_index)
         count = self.burn_in + self.length
         mask = real[:count].float()
         # A row that is no transition is followed by the first of an episode, or by a cut.
@@ -277,6 +280,10 @@ class Sequences:
             kept = kept & (keep[row] | ~counts)
             counts = counts & keep[row]
         return batch.replace(reward=folded, discount=weight, keep=discounting.keep(kept), ahead=ahead)
+
+
+def _as_row(leaf: Tensor) -> Tensor:
+    return leaf.unsqueeze(0)
 
 
 def _taken(ring: Rows, cells: Tensor, real: Tensor) -> dict[str, Tree]:
