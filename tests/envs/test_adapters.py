@@ -60,6 +60,7 @@ class LabAdapter(Adapter):
         ("BumpsBullet-v0", "bumps_bullet"),
         ("warp:Hopper-v5", "warp"),
         ("mjx:Hopper-v5", "mjx"),
+        ("playground:CheetahRun", "playground"),
         ("FetchReach-v4", "robotics"),
         ("PointMaze_UMaze-v3", "robotics"),
     ],
@@ -77,7 +78,7 @@ def test_every_module_has_adapters_with_the_extra_to_install():
     }
     assert extras == {
         *("dm-control", "minatar", "atari", "minigrid", "pybullet", "mujoco", "box2d", "pettingzoo"),
-        *("robotics", "warp", "mjx"),
+        *("robotics", "warp", "mjx", "playground"),
     }
 
 

@@ -126,6 +126,10 @@ class Adapter:
         """What an agent may know of one environment, where it can't be made alone."""
         raise NotImplementedError
 
+    def frame_rate(self, id: str, options: Mapping[str, Any]) -> float | None:
+        """Steps per second of simulated time; None: the metadata of one environment say."""
+        return None
+
     def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> "VectorEnv | None":
         """`num_envs` copies stepped as one batch; None: they are stepped one after another."""
         return None

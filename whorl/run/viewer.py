@@ -86,6 +86,8 @@ def drawn(source: Source) -> Source:
 
 def frame_rate(source: Source) -> float:
     """Steps per second of an environment."""
+    if source.adapter is not None and (rate := source.adapter.frame_rate(source.id, source.options)):
+        return rate
     env = make_env(source.factory)
     env.close()
     return float((getattr(env, "metadata", None) or {}).get("render_fps") or 30)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from whorl.envs.vector import VectorEnv
 
 PACKAGE = "mujoco_playground"
-FIXED = {"impl": "jax", "vision": False}
-"""entries of Playground's configuration that can't be changed"""
 
 
 class PlaygroundAdapter(BatchAdapter):
@@ -26,6 +24,7 @@ class PlaygroundAdapter(BatchAdapter):
     extra = "playground"
     packages = (PACKAGE,)
     prefix = PLAYGROUND
+    renders = True
     own: ClassVar = {"deterministic": FLAG}
 
     def ids(self) -> Iterable[str]:
@@ -45,9 +44,6 @@ class PlaygroundAdapter(BatchAdapter):
         self.check_own(id, options)
         if HIT in options:
             raise EnvError(f"{id} is stepped as one batch, which {HIT} can't change; leave it out")
-        for name, value in FIXED.items():
-            if options.get(name, value) != value:
-                raise EnvError(f"{name} is {options[name]!r}; it must be {value!r} here")
         self._load(id, options)
         return options
 
@@ -55,6 +51,10 @@ class PlaygroundAdapter(BatchAdapter):
         from whorl.envs.mjx.playground import spec_of
 
         return spec_of(self._load(id, options)[0], 1)
+
+    def frame_rate(self, id: str, options: Mapping[str, Any]) -> float:
+        env, config = self._load(id, options)
+        return 1 / (env.dt * config.action_repeat)
 
     def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> "VectorEnv":
         import torch
@@ -68,7 +68,7 @@ class PlaygroundAdapter(BatchAdapter):
     def _load(self, id: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         from whorl.envs.mjx.playground import load
 
-        theirs = {name: value for name, value in options.items() if name not in self.own}
+        theirs = {name: value for name, value in options.items() if name not in (*self.own, "render_mode")}
         return load(id.removeprefix(PLAYGROUND), theirs)
 
     def _names(self) -> list[str]:

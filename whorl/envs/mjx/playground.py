@@ -9,9 +9,11 @@ is the final one.
 
 import io
 import json
+import os
 import subprocess
+from collections.abc import Mapping
 from contextlib import redirect_stdout
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,11 +21,23 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.errors import EnvError, missing_extra, nearest
+from whorl.core.hardware import has_display
 from whorl.core.spec import Array, Continuous, Spec
+from whorl.envs.adapters.dm_control import REMEDY
 from whorl.envs.mjx.arrays import Compiled, cache_folder, jax_device, modules, to_jax, to_torch
 from whorl.envs.vector import Step, VectorEnv
 from whorl.envs.warp.world import kernels_notice
 
+IMPL = "jax"
+"""Playground's name for MJX in JAX"""
+FIXED = {"impl": IMPL, "vision": False}
+"""entries of a configuration that can't be chosen"""
+COUNTS = ("episode_length", "action_repeat")
+"""entries that are at least 1"""
+DRAWN = ("qpos", "qvel", "mocap_pos", "mocap_quat")
+"""what a picture depends on"""
+TRACK, SIZE = "track", (480, 640)
+"""the name of the camera that follows, height and width of frames"""
 MENAGERIE = "https://github.com/google-deepmind/mujoco_menagerie"
 
 
@@ -38,32 +52,58 @@ def registry() -> Any:
     return found
 
 
-def load(name: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
+def load(name: str, overrides: Mapping[str, Any]) -> tuple[Any, Any]:
     """An environment and its configuration; `overrides` are entries of the latter, such as `reward_config.scale`."""
-    return _load(name, json.dumps(overrides, sort_keys=True))
+    return _load(name, json.dumps(_flat(overrides), sort_keys=True))
 
 
 @lru_cache(maxsize=4)
 def _load(name: str, overrides: str) -> tuple[Any, Any]:
     config = registry().get_default_config(name)
+    known = _flat(config.to_dict())
     for key, value in json.loads(overrides).items():
-        try:
-            config.update_from_flattened_dict({key: value})
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
-            known = [one for one in config if one != "impl"]
-            raise EnvError(
-                f"playground:{name} takes no option {key}={value!r}; {nearest(key, known)}"
-            ) from error
-    config.impl = "jax"
+        _override(name, config, known, key, value)
+    config.impl = IMPL
     try:
         return registry().load(name, config), config
     except (subprocess.CalledProcessError, OSError) as error:
-        from mujoco_playground._src.mjx_env import MENAGERIE_PATH
+        from mujoco_playground._src.mjx_env import MENAGERIE_COMMIT_SHA, MENAGERIE_PATH
 
         raise EnvError(
             f"playground:{name} needs the robots of MuJoCo Menagerie, which could not be downloaded; where there is a "
-            f"network: git clone {MENAGERIE} {MENAGERIE_PATH}"
+            f"network: git clone {MENAGERIE} {MENAGERIE_PATH} && git -C {MENAGERIE_PATH} checkout "
+            f"{MENAGERIE_COMMIT_SHA}"
         ) from error
+
+
+def _override(name: str, config: Any, known: dict[str, Any], key: str, value: Any) -> None:
+    """Change one entry of a configuration."""
+    if FIXED.get(key, value) != value:
+        raise EnvError(f"{key} is {value!r}; it must be {FIXED[key]!r} here")
+    if key not in known:
+        raise EnvError(f"playground:{name} has no option {key!r}; {nearest(key, known)}")
+    old = known[key]
+    try:
+        if isinstance(value, bool) != isinstance(old, bool) and old is not None:
+            raise TypeError
+        config.update_from_flattened_dict({key: value})
+    except (TypeError, ValueError) as error:
+        raise EnvError(
+            f"{key} of playground:{name} is {value!r}; it must be of the kind of its default, {old!r}"
+        ) from error
+    if key in COUNTS and value < 1:
+        raise EnvError(f"{key} of playground:{name} is {value}; it must be a number from 1 on")
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Entries of nested mappings by their path: `reward_config.scale`."""
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def spec_of(env: Any, num_envs: int) -> Spec:
@@ -104,6 +144,8 @@ class PlaygroundEnv(VectorEnv):
         self._begin = Compiled(begin, (key,), self._where, deterministic)
         self._advance = Compiled(advance, (*state, ended, action), self._where, deterministic)
         self._structure = jax.tree.structure(state)
+        self._env = env
+        self._view: View | None = None
         self._state: Any = None
         """the key of all further random numbers, and Playground's state of all environments"""
         self._kept: Any = None
@@ -136,7 +178,7 @@ class PlaygroundEnv(VectorEnv):
 
     def snapshot(self) -> dict[str, Any]:
         leaves = [to_torch(leaf).clone() for leaf in modules()[0].tree.leaves(self._state)]
-        return tree.clone({"leaves": leaves, "steps": self.steps, "ended": self.ended})
+        return {"leaves": leaves, "steps": self.steps.clone(), "ended": self.ended.clone()}
 
     def restore(self, snapshot: dict[str, Any]) -> tree.Tree:
         num_envs = snapshot["steps"].shape[0]
@@ -151,8 +193,17 @@ class PlaygroundEnv(VectorEnv):
         self.ended.copy_(snapshot["ended"])
         return self._observe()
 
+    def render(self, env_index: int = 0) -> Any:
+        """A frame drawn by MuJoCo on the host."""
+        if self._view is None:
+            self._view = View(self.id, self._env.mj_model)
+        data = self._state[1].data
+        return self._view.draw({name: to_torch(getattr(data, name))[env_index].cpu() for name in DRAWN})
+
     def close(self) -> None:
-        self._state = self._kept = None
+        if self._view is not None:
+            self._view.close()
+        self._state = self._kept = self._view = None
 
     def _observe(self) -> tree.Tree:
         def leaf(array: Any) -> Tensor:
@@ -160,6 +211,38 @@ class PlaygroundEnv(VectorEnv):
             return to_torch(array).clone()
 
         return modules()[0].tree.map(leaf, self._state[1].obs)
+
+
+class View:
+    """Pictures of a model by MuJoCo, from the camera that follows the robot, or the model's first."""
+
+    def __init__(self, id: str, model: Any) -> None:
+        try:
+            import mujoco
+            from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
+        except ImportError as error:
+            raise missing_extra("imageio", "playground") from error
+        if not has_display():
+            os.environ.setdefault("MUJOCO_GL", "egl")
+        cameras = [model.camera(index).name for index in range(model.ncam)]
+        camera = cameras.index(TRACK) if TRACK in cameras else min(0, model.ncam - 1)
+        self.id, self._model, self._data = id, model, mujoco.MjData(model)
+        self._forward = partial(mujoco.mj_forward, model, self._data)
+        model.vis.global_.offheight, model.vis.global_.offwidth = SIZE
+        self._renderer = MujocoRenderer(model, self._data, width=SIZE[1], height=SIZE[0], camera_id=camera)
+
+    def draw(self, placed: Mapping[str, Tensor]) -> Any:
+        """A frame [H, W, 3] with `placed` entries of MuJoCo's data."""
+        for name, value in placed.items():
+            getattr(self._data, name)[:] = value.numpy()
+        self._forward()
+        try:
+            return self._renderer.render("rgb_array")
+        except Exception as error:  # of any type: a missing driver can even raise an AttributeError
+            raise EnvError(f"MuJoCo can't draw {self.id} here ({error}); {REMEDY}") from error
+
+    def close(self) -> None:
+        self._renderer.close()
 
 
 def functions(env: Any, num_envs: int, repeat: int) -> tuple[Any, Any]:
@@ -178,10 +261,13 @@ def functions(env: Any, num_envs: int, repeat: int) -> tuple[Any, Any]:
     def move(state: Any, action: Any) -> Any:
         def once(carry: Any, _: Any) -> tuple[Any, Any]:
             moved = env.step(carry, action)
-            return moved, (moved.reward, moved.done)
+            if repeat == 1:
+                return moved, moved.reward
+            over = carry.done > 0  # an episode that has ended is not continued
+            return jax.tree.map(lambda x, y: jnp.where(over, x, y), carry, moved), moved.reward * ~over
 
-        moved, (rewards, ends) = jax.lax.scan(once, state, (), repeat)
-        return moved.replace(reward=rewards.sum(0), done=ends.max(0))
+        moved, rewards = jax.lax.scan(once, state, (), repeat)
+        return moved.replace(reward=rewards.sum(0))
 
     def advance(key: Any, state: Any, ended: Any, action: Any) -> tuple[Any, Any]:
         stepped = jax.vmap(move)(state, action)
