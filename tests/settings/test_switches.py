@@ -63,6 +63,7 @@ def test_a_setting_without_effect_is_told(algorithm: str, settings: dict[str, An
         ("rsac", {"memory_size": 17}),
         ("sac", {"use_n_step_is": True, "n_step": 3}),
         ("rainbow", {"exploration": "epsilon", "eps_final": 0.0}),
+        ("ppo", {"wandb_group": "five"}),  # which --seeds sets
     ],
 )
 def test_a_setting_with_effect_or_at_its_default_is_not(algorithm: str, settings: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "use_wandb",
         _on,
         "set use_wandb to true",
-        "wandb_project wandb_entity wandb_mode wandb_group wandb_tags wandb_job_type",
+        "wandb_project wandb_entity wandb_mode wandb_tags wandb_job_type",
     ),
 )
 """a setting, when it is on, how to switch it on, and the settings that have no effect while it is off"""
