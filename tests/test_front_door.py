@@ -240,6 +240,45 @@ def test_check_says_where_an_environment_is_that_does_not_return(
     assert any(f" in step(), {tmp_path / 'door_stuck.py'}, line " in text for text in said)
 
 
+def test_check_ends_with_the_call_that_does_not_return(tmp_path: Path) -> None:
+    text = """
+        import time
+        from gymnasium.envs.classic_control import CartPoleEnv
+
+        class Endless(CartPoleEnv):
+            def step(self, action):
+                while True:
+                    time.sleep(0.01)
+        """
+    (tmp_path / "door_endless.py").write_text(dedent(text))
+    run = (
+        "from whorl.cli import commands, main; commands.LIMIT = 0.5; main(['check', 'door_endless:Endless'])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert found.returncode == 1
+    place = f"step(), {tmp_path / 'door_endless.py'}, line "
+    assert f"- step() did not return within 0.5 seconds; it is in {place}" in found.stdout
+
+
+def test_a_run_continued_with_another_environment_is_evaluated_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "from gymnasium.envs.classic_control import CartPoleEnv\nclass Mine(CartPoleEnv): pass\n"
+    (tmp_path / "door_mine.py").write_text(text)
+    tiny = {"total_timesteps": 64, "num_envs": 2, "num_steps": 16, "eval": False, "quiet": True}
+    result = whorl.train(__import__("door_mine").Mine, "ppo", tiny, runs=tmp_path / "runs")
+    words = ["resume", str(result.run_dir), "--env", "door_mine:Mine", "--total-timesteps", "128"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    hint = next(line for line in lines if line.startswith("evaluate: "))
+    assert hint.endswith("--env door_mine:Mine")
+    assert main([*hint.removeprefix("evaluate: whorl ").split(), "--episodes", "1"]) == 0
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

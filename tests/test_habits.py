@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import whorl
-from whorl.cli import _show_warning, main
+from whorl.cli import _WarningPrinter, main
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError
 from whorl.run.reporting import Result
 from whorl.run.trainer import Trainer
@@ -368,5 +368,12 @@ def test_options_that_are_no_mapping_are_told_in_python(result: Result) -> None:
 
 
 def test_a_warning_of_gymnasium_comes_without_colours(capsys: pytest.CaptureFixture[str]) -> None:
-    _show_warning("\x1b[33mWARN: Casting input x to numpy array.\x1b[0m")
+    _WarningPrinter()("\x1b[33mWARN: Casting input x to numpy array.\x1b[0m")
     assert capsys.readouterr().err == "whorl: Casting input x to numpy array.\n"
+
+
+def test_the_same_warning_in_a_row_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show = _WarningPrinter()  # settings files are read more than once
+    for message in ("one", "one", "two", "one"):
+        show(message)
+    assert capsys.readouterr().err == "whorl: one\nwhorl: two\nwhorl: one\n"

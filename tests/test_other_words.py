@@ -2,6 +2,7 @@
 or answered in one sentence."""
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ("ppo", "update_step_num_repetitions", "set n_epochs"),
         ("dqn", "collection_step_num_env_steps", "set num_steps"),
         ("ppo", "stats_window_size", "set log_freq"),
+        ("dqn", "epsilon", "set exploration_initial_eps and exploration_final_eps"),
+        ("ppo", "epsilon", "which belongs to DDPG and TD3"),
+        ("dqn", "epochs", "set total_timesteps"),
+        ("sac", "q_learning_rate", "did you mean 'critic_lr'?"),
+        ("ppo", "stop_on_performance", "--help-all lists all settings"),
         ("ppo", "zzz", "--help-all lists all settings"),
     ],
 )
@@ -88,6 +94,37 @@ def test_one_name_is_a_list_of_one(tmp_path: Path, result: Result) -> None:
     assert whorl.plot(result, metrics="loss/critic", output=tmp_path / "loss.png").path.exists()
     with pytest.raises(WhorlError, match="no logger is called 'mlflows'"):
         whorl.train("CartPole-v1", "ppo", TINY, loggers="mlflows", runs=tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_flag_that_another_algorithm_has_under_another_name_is_named_as_it_was_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "sac", "Pendulum-v1", "--epochs", "300"]) == 2  # n_epochs is PPO's
+    assert "sac has no flag --epochs: set total_timesteps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ddqn", "here it is double_dqn"),
+        ("rsac_s", "here it is rsac_share"),
+        ("RecurrentPPO", "here it is ppo, with the setting memory: lstm"),
+        ("deep_rl_zoo.dqn.run_classic", "here it is whorl train dqn ENV"),
+        ("deep_rl_zoo.ppo.eval_agent", "here it is whorl eval RUN"),
+    ],
+)
+def test_an_algorithm_with_another_name_is_answered(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        whorl.load("CartPole-v1", name)
+    assert said in str(error.value)
+
+
+def test_max_epochs_of_tianshou_is_told_from_those_of_co_gym() -> None:
+    with pytest.warns(UserWarning, match=r"iterations of 2,048 steps; for Tianshou's set total_timesteps"):
+        whorl.load("Acrobot-v1", "ppo", max_epochs=10, num_envs=8, num_steps=256)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whorl.load("Acrobot-v1", "ppo", max_epochs=10, n_workers=8)
 
 
 def test_a_flag_in_other_words_is_answered_with_the_one_here(capsys: pytest.CaptureFixture[str]) -> None:

@@ -346,7 +346,6 @@ def test_targets_of_a_rollout_are_v_trace_over_n_steps_of_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"use_n_step_is": True}, "n_step is 1, which needs no correction; set n_step"),
         ({"refresh_probabilities": True}, "without use_n_step_is and a replay buffer none are stored"),
         (
             {"use_n_step_is": True, "n_step": 2, "discrete_dqn_like": True},
@@ -369,6 +368,7 @@ def test_settings_of_the_buffer_without_it_are_one_sentence() -> None:
 
 def test_nothing_is_stored_without_correction() -> None:
     assert not build(SAC, n_step=3).columns()
+    assert not build(SAC, n_step=1, use_n_step_is=True).columns()  # one step needs no correction
     assert set(build(SAC, n_step=3, use_n_step_is=True).columns()) == {LOG_PROB}
 
 

@@ -86,6 +86,12 @@ def test_an_id_finds_its_game(id: str, whole: str, sticky: float):
 
 
 @installed
+def test_an_id_without_its_namespace_names_the_one_with_it():
+    with pytest.raises(EnvError, match=r"did you mean 'ALE/Pong-v5'"):
+        factory_from_id("Pong-v5")
+
+
+@installed
 @pytest.mark.parametrize("id", ["Pnog", "ALE/Pnog-v5", "PnogNoFrameskip-v4"])
 def test_an_unknown_game_names_the_nearest(id: str):
     with pytest.raises(EnvError, match=r"did you mean 'Pong'"):

@@ -95,7 +95,7 @@ def test_settings_of_rlcycle_are_read_and_what_the_command_says_is_named(tmp_pat
         },
         "hyper_params": {"batch_size": 64, "replay_buffer_size": 100000, "use_per": True, "per_alpha": 0.5},
     }
-    with pytest.warns(UserWarning, match="env, experiment_name, agent of experiment_info is ignored"):
+    with pytest.warns(UserWarning, match="env, experiment_name, agent of experiment_info are ignored"):
         found = configure("rainbow", "CartPole-v1", {}, [written(tmp_path, content)])
     assert (found.total_episodes, found.batch_size, found.buffer_size) == (5000, 64, 100000)
     assert (found.prioritized, found.priority_alpha) == (True, 0.5)
@@ -112,7 +112,6 @@ def test_settings_of_rlcycle_are_read_and_what_the_command_says_is_named(tmp_pat
         ({"base_config": {"max_iter": 100}}, "total_episodes"),
         ({"nn_config": {"rep": {"a": 1}}}, "nn_config can't be read: set options of encoder"),
         ({"hyper_params": {"train_freq": 4}}, "updates_per_step"),
-        ({"hyper_params": {"eps": 1.0}}, "exploration_initial_eps"),
         ({"sac_config": 3}, "sac_config is 3; it must be a mapping"),
     ],
 )
@@ -120,6 +119,75 @@ def test_a_key_that_means_something_else_here_says_what_to_write(content: dict[s
     with warnings.catch_warnings(), pytest.raises(ConfigError, match=said):
         warnings.simplefilter("ignore")
         configure("sac" if "hyper_params" not in content else "rainbow", "", content)
+
+
+RAINBOW = """
+batch_size: 64
+replay_buffer_size: 100000
+use_per: False
+per_alpha: 0.5
+per_beta: 0.4
+per_beta_max: 1.0
+per_beta_total_steps: 300000
+eps: 1.0
+eps_final: 0.0
+update_starting_point: 40000
+gamma: 0.99
+tau: 0.005
+q_reg_coeff: 0.0
+gradient_clip: 10.0
+n_step: 3
+learning_rate: 0.0000625
+weight_decay: 0.0
+adam_eps: 0.00015
+"""
+
+
+def test_what_rlcycle_sets_to_what_is_so_here_is_left_out():
+    settings = {"exploration": "epsilon", "hyper_params": yaml.safe_load(RAINBOW)}
+    info = {"test_num": 3, "render_train": False, "render_test": False}
+    found = configure("rainbow", "", {**settings, "experiment_info": info})
+    assert (found.exploration_initial_eps, found.exploration_final_eps, found.prioritized) == (
+        1.0,
+        0.0,
+        False,
+    )
+    assert found.n_eval_episodes == 3
+
+
+def test_all_keys_of_a_file_that_mean_something_else_are_answered_at_once():
+    with pytest.raises(ConfigError) as error:
+        configure(
+            "rainbow", "", {"defaults": [], "hyper_params": {"max_exploration_frame": 100, "train_freq": 4}}
+        )
+    assert "'defaults': take the settings of other files over with inherits" in error.value.message
+    said = ("'max_exploration_frame': set exploration_fraction", "'train_freq': set updates_per_step")
+    assert all(one in error.value.details for one in said)
+
+
+def test_a_population_that_is_off_and_a_learner_without_a_host_are_left_out():
+    base = {"evolver_enabled": False, "evolver_cem_length": 50, "evolver_remove_worst": 4}
+    content = {"base_config": base, "net_config": {"learner_host": None, "learner_port": 61001}}
+    assert configure("sac", "", content).plain() == configure("sac", "", {}).plain()
+    with pytest.raises(ConfigError, match="net_config can't be read: actors"):
+        configure("sac", "", {"net_config": {"learner_host": "here"}})
+    with pytest.raises(ConfigError, match=r"trained by whorl evolve CONFIG"):
+        configure("sac", "", {"base_config": {"evolver_enabled": True}})
+
+
+def test_training_begins_with_the_default_settings_of_advanced_sac(tmp_path: Path):
+    """They correct n-step returns, but of one step, which needs no correction."""
+    import whorl
+
+    content = yaml.safe_load(DEFAULT)
+    content["sac_config"] |= {"batch_size": 16}
+    small = {"total_timesteps": 60, "learning_starts": 30, "eval": False, "quiet": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = whorl.load(
+            "Pendulum-v1", "sac", small, files=[written(tmp_path, content)], runs=str(tmp_path)
+        )
+        assert trainer.train().steps >= 60
 
 
 def test_variants_of_advanced_sac_lie_over_its_default(tmp_path: Path):

@@ -205,10 +205,8 @@ def test_a_setting_that_one_algorithm_has_names_it() -> None:
 
 
 def test_a_setting_of_other_algorithms_is_answered_with_what_is_near_here() -> None:
-    with pytest.raises(
-        ConfigError, match=r"which belongs to DDPG and TD3; perhaps .*'exploration_initial_eps'"
-    ):
-        settings({"epsilon": 0.1}, "dqn")
+    with pytest.raises(ConfigError, match=r"which belongs to SAC and TQC; did you mean 'clip_range'"):
+        settings({"clip_epsilon": 0.1})
 
 
 def test_a_setting_of_a_sibling_is_a_warning_that_names_the_owner_and_the_own_name() -> None:

@@ -25,7 +25,7 @@ class CorrectionConfig(ReplayConfig):
 
     use_n_step_is: bool = False
     """n-step returns: correct them by V-trace, with importance weights from stored log-probabilities, and include the
-    entropy of the steps between"""
+    entropy of the steps between; no effect if n_step is 1"""
     v_lambda: Fraction = 1.0
     """lambda of V-trace, a factor of its coefficients c"""
     v_rho: NonNegative = 1.0
@@ -54,10 +54,6 @@ class NStepTargets:
     def __init__(self, cfg: CorrectionConfig, observations: Preprocessor, actions: SoftActions) -> None:
         self.cfg, self.observations = cfg, observations
         self.corrects = cfg.needs_steps
-        if cfg.use_n_step_is and cfg.n_step == 1:
-            raise ConfigError(
-                "use_n_step_is corrects n-step returns, but n_step is 1, which needs no correction; set n_step"
-            )
         if cfg.refresh_probabilities and not (cfg.use_n_step_is and cfg.use_replay_buffer):
             raise ConfigError(
                 "refresh_probabilities replaces stored log-probabilities, but without use_n_step_is and a replay "

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _show_warning  # type: ignore[assignment]  # it ignores the other arguments
+                warnings.showwarning = _WarningPrinter()  # type: ignore[assignment]  # it ignores other arguments
                 return _dispatch(words)
         except WhorlError as error:
             from whorl.cli.report import in_lines
@@ -70,9 +70,19 @@ def _dispatch(words: list[str]) -> int:
     return command.run(words[1:])
 
 
-def _show_warning(message: Any, *details: Any) -> None:
-    text = COLOURS.sub("", " ".join(str(message).split())).removeprefix("WARN: ")  # Gymnasium's are yellow
-    print(f"whorl: {text}", file=sys.stderr)
+class _WarningPrinter:
+    """Prints warnings in one line; files are read more than once, so the same one in a row is printed once."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def __call__(self, message: Any, *details: Any) -> None:
+        text = COLOURS.sub("", " ".join(str(message).split())).removeprefix(
+            "WARN: "
+        )  # Gymnasium's are yellow
+        if text != self.last:
+            print(f"whorl: {text}", file=sys.stderr)
+        self.last = text
 
 
 @contextmanager

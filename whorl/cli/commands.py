@@ -1,16 +1,19 @@
 """The commands of `whorl`: each reads its flags and calls the API."""
 
 import json
+import os
 import shlex
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
@@ -153,6 +156,8 @@ class ListFlags:
 
 PATIENCE = 30.0
 """seconds after which `check` says where an environment is, and says so again"""
+LIMIT = RunConfig.env_timeout
+"""seconds after which a call that has not returned is a finding of `check`: the time limit of a step in training"""
 NAME_FLAGS = {
     **dict.fromkeys(("--algo", "--algorithm"), "algorithm"),
     **dict.fromkeys(("--env", "--env-id", "--env-name", "--environment-name"), "environment"),
@@ -356,7 +361,7 @@ def resume(words: list[str]) -> int:
     folder = find_folder(run)
     if is_population(folder):
         return run_trainer(resume_population(folder, changes, own.env or None, own.trust))
-    return run_trainer(load_run(folder, changes, env=own.env or None, trust=own.trust))
+    return run_trainer(load_run(folder, changes, env=own.env or None, trust=own.trust), own.env)
 
 
 def _resume_settings() -> dict[str, Any]:
@@ -633,28 +638,42 @@ def check(words: list[str]) -> int:
 def _waiting(env: str) -> Iterator[None]:
     """Print from time to time which line of an environment is running, because it may never return."""
     caller, over = threading.get_ident(), threading.Event()
+    package = str(Path(__file__).parents[1])
+    libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
 
-    def tell() -> None:
+    def frames() -> list[FrameType]:
+        """The calls under way in code of the user, the innermost first."""
         frame = sys._current_frames().get(caller)
-        own = [str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
-        while frame and frame.f_back and frame.f_code.co_filename.startswith((*own, "<frozen")):
+        found: list[FrameType] = []
+        while frame and not (found and frame.f_code.co_filename.startswith(package)):
+            if not frame.f_code.co_filename.startswith((package, *libraries)):
+                found.append(frame)
             frame = frame.f_back
-        at = (
-            ""
-            if frame is None
-            else f" in {frame.f_code.co_name}(), {frame.f_code.co_filename}, line {frame.f_lineno}"
-        )
-        _say(f"{env}: still checking, now{at}; Ctrl-C ends it")
+        return found
 
     def watch() -> None:
-        while not over.wait(PATIENCE):
-            tell()
+        seen, since, told = None, time.monotonic(), time.monotonic()
+        while not over.wait(min(PATIENCE, LIMIT / 10)):
+            now, own = time.monotonic(), frames()
+            if not own or own[-1] is not seen:
+                seen, since = own[-1] if own else None, now
+            elif now - since > LIMIT:
+                name, at = own[-1].f_code.co_name, _place(own[0])
+                print(f"- {name}() did not return within {LIMIT:g} seconds; it is{at}", flush=True)
+                os._exit(1)  # the main thread can't be made to leave the user's code
+            if now - told >= PATIENCE:
+                told = now
+                _say(f"{env}: still checking, now{_place(own[0]) if own else ''}; Ctrl-C ends it")
 
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         over.set()
+
+
+def _place(frame: FrameType) -> str:
+    return f" in {frame.f_code.co_name}(), {frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
 def _say(text: str) -> None:

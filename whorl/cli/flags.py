@@ -20,6 +20,7 @@ from whorl.settings.aliases import (
     canonical,
     is_expansion,
 )
+from whorl.settings.alike import same_meaning
 from whorl.settings.merge import component_setting, related, spellings
 from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
@@ -153,10 +154,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def _register(self, flag: str, following: Sequence[str]) -> tuple[Any, bool]:
         """Add a flag as it was spelt, with an alias or underscores, or for one option of a nested setting."""
-        meaning = (
-            self._meaning(flag, self.hints) or self._meaning(flag, self.elsewhere()) or self._unknown(flag)
-        )
-        name, hint, off = meaning
+        meaning = self._meaning(flag, self.hints)
+        if meaning is None and flag[2:].replace("-", "_") not in NOTES:
+            meaning = self._meaning(flag, self.elsewhere())
+        name, hint, off = meaning or self._unknown(flag)
         if flag not in self.registered:
             several = hint is None and bool(following) and all(map(_is_number, following))
             self.add_argument(
@@ -206,9 +207,11 @@ class FlagParser(argparse.ArgumentParser):
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
         if (here := OF_EVALUATION.get(name)) in self.hints:
             raise ConfigError(f"{self.command} has no flag {flag}; here it is called {_as_flag(str(here))}")
-        word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
-        if word is None and self.nested:
-            word = component_setting(name, self.components) or misspelt(name, spellings(self.elsewhere()))
+        word = None
+        if not same_meaning(name, self.hints):
+            word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
+            if word is None and self.nested:
+                word = component_setting(name, self.components) or misspelt(name, spellings(self.elsewhere()))
         hint = f"did you mean '{_as_flag(word)}'?" if word else ""
         hint = (
             hint

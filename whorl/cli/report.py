@@ -21,8 +21,8 @@ def in_lines(error: WhorlError) -> str:
     return f"{error.message}\n\n{error.details}" if error.details else error.message
 
 
-def show_result(result: "Result", settings: Settings) -> None:
-    """A table, and the commands to continue with."""
+def show_result(result: "Result", settings: Settings, env: str = "") -> None:
+    """A table, and the commands to continue with, which name the environment that `whorl resume --env` was given."""
     show_table(
         {
             "stopped because": result.reason,
@@ -38,8 +38,9 @@ def show_result(result: "Result", settings: Settings) -> None:
         from whorl.run.trust import trust_flag
 
         trust = trust_flag(settings)
-        print(f"evaluate: {command('eval', result.run_dir, *trust)}")
-        print(f"continue: {command('resume', result.run_dir, *_more(result), *trust)}")
+        also = (*trust, *(("--env", env) if env else ()))
+        print(f"evaluate: {command('eval', result.run_dir, *also)}")
+        print(f"continue: {command('resume', result.run_dir, *_more(result), *also)}")
         if result.code:
             print(f"on another machine, with the code saved in it: --trust {result.code}")
 

@@ -64,23 +64,27 @@ class Job:
         return Job(self.algorithm, self.env, {**self.settings, "seed": seed, "tag": tag, **named}, self.files)
 
 
-def run_trainer(trainer: Any) -> int:
-    """Train to the end or to a signal, show the result, and give the exit status."""
+def run_trainer(trainer: Any, env: str = "") -> int:
+    """Train to the end or to a signal, show the result, and give the exit status.
+
+    Args:
+        env: the environment that a run is continued with, if it can't make its own.
+    """
     trainer.owns_process = True
     try:
-        _show(trainer.train(), trainer.settings)
+        _show(trainer.train(), trainer.settings, env)
     except (KeyboardInterrupt, SystemExit) as stop:
-        return _show_interrupted(stop, trainer.settings)
+        return _show_interrupted(stop, trainer.settings, env)
     return 0
 
 
-def _show(result: "Result", settings: Settings) -> None:
+def _show(result: "Result", settings: Settings, env: str = "") -> None:
     from whorl.population.evolver import Evolved
 
     if isinstance(result, Evolved):
         show_evolved(result, settings)
     else:
-        show_result(result, settings)
+        show_result(result, settings, env)
 
 
 def train_seeds(job: Job, seeds: Sequence[int], parallel: int | Literal["gpu"]) -> int:
@@ -141,12 +145,12 @@ def _one_after_the_other(trainers: dict[int, Any]) -> tuple[int, dict[int, "Resu
     return status, results
 
 
-def _show_interrupted(stop: KeyboardInterrupt | SystemExit, settings: Settings) -> int:
+def _show_interrupted(stop: KeyboardInterrupt | SystemExit, settings: Settings, env: str = "") -> int:
     """Show the result that came with an interrupt, if training had begun; the exit status."""
     result = getattr(stop, "result", None)
     if result is None:
         raise stop
-    _show(result, settings)
+    _show(result, settings, env)
     return TERMINATED if isinstance(stop, SystemExit) else INTERRUPTED
 
 

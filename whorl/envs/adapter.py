@@ -240,12 +240,12 @@ def near_id(name: str, ids: list[str]) -> str | None:
     """The id that a name misspells or begins, whatever its version; None where none is that near.
 
     One typing error in four letters is near, more is another word: MyMaze is not TMaze. Of ids that are equally near
-    the first counts.
+    the first counts. A name without a namespace is near ids with one: Pong-v5 is ALE/Pong-v5.
     """
     base, version = _version(name.lower())
     best: dict[str, tuple[int, bool, int, int]] = {}
     for place, id in enumerate(ids):
-        other, number = _version(id.lower())
+        other, number = _version(id.lower() if "/" in base else id.lower().rpartition("/")[2])
         begins = len(base) >= 4 and other.startswith(base)
         if not begins and abs(len(other) - len(base)) > len(other) // 4:
             continue

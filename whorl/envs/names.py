@@ -136,6 +136,7 @@ IDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gym/cart_pole": ("CartPole-v1", {}, ""),
     "gym/pendulum": ("Pendulum-v1", {}, ""),
     "gym/humanoid": ("Humanoid-v4", {}, MUJOCO_PY),
+    "test": ("Test-v0", {}, ""),
 }
 """by another id, with or without -v0: id and options here, and how the environment differs"""
 

@@ -25,7 +25,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "parallel": "jobs n_jobs",
         "actors": "num_actors num_workers num_env_runners num_rollout_workers",
         "trajectories_per_batch": "slabs",
-        "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration evolver_cem_length",
+        "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration test_num evolver_cem_length",
         "runs": "logdir log_dir log_folder output_dir save_dir results_dir",
         "tag": "exp_name experiment_name",
         "tensorboard": "use_tensorboard tb",
@@ -53,7 +53,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "gamma": "discount discount_factor",
         "gae_lambda q_lambda": "lam lambda lambda_",
         "q_lambda": "gae_lambda",
-        "n_epochs": "epochs K_epochs update_epochs num_sgd_iter num_epochs repeat_per_collect",
+        "n_epochs": "epochs K_epochs update_epochs num_sgd_iter num_epochs repeat_per_collect update_k",
         "batch_size": "minibatch_size sgd_minibatch_size",
         "clip_range": "clip clip_coef clip_param clip_ratio eps_clip policy_clip_eps",
         "clip_range_vf": "value_clip_eps",
@@ -68,7 +68,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "backtracks": "line_search_max_iter backtrack_iters",
         "backtrack_coef": "line_search_shrinking_factor backtrack_coeff",
         "critic_epochs": "n_critic_updates vf_iters optim_critic_iters train_v_iters",
-        "value_coef": "vf_coef vf_loss_coeff value_loss_coef baseline_cost",
+        "value_coef": "vf_coef vf_loss_coeff value_loss_coef baseline_cost baseline_coef",
         "rho_clip": "vtrace_clip_rho_threshold clip_rho_threshold",
         "c_clip": "vtrace_clip_c_threshold clip_c_threshold",
         "aux_every": "aux_update_freq",
@@ -150,7 +150,8 @@ POLICIES = (
 
 NOTES: dict[str, str] = {
     **dict.fromkeys(
-        ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost"), SHARE_NOTHING
+        ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost", "baseline_coef"),
+        SHARE_NOTHING,
     ),
     **dict.fromkeys(
         ("train_freq", "gradient_steps", "train_frequency", "update_every", "update_period"), _UPDATES
@@ -184,7 +185,7 @@ NOTES: dict[str, str] = {
     "update_step_num_repetitions": "set n_epochs",
     "return_scaling": "set normalize_reward",
     "steps_per_epoch": "set total_timesteps, and num_steps per environment",
-    "epoch": "set total_timesteps",
+    **dict.fromkeys(("epoch", "epochs"), "set total_timesteps, in environment steps"),
     "target_kl": "only PPO has it: its kl_cut stops updates early, as Stable-Baselines3's target_kl does",
     "kl_target": "set target_kl with lr_schedule kl, or kl_cut to stop updates early",
     "kl_coeff": "there is no KL penalty; set lr_schedule kl, or kl_cut to stop updates early",
@@ -262,7 +263,10 @@ NOTES: dict[str, str] = {
     "save_freq": "set checkpoint_freq, in environment steps",
     "save_model_freq": "set checkpoint_freq, in environment steps",
     "lr_decay": "set lr_schedule to linear",
-    "evolver_enabled": "a population is trained by whorl evolve CONFIG",
+    **dict.fromkeys(
+        ("evolver_enabled", "evolver_cem_best", "evolver_remove_worst"),
+        "a population is trained by whorl evolve CONFIG",
+    ),
     **dict.fromkeys(
         ("evolver_cem_min_length", "evolver_cem_time"),
         "a generation ends when all learners have made generation_steps",
@@ -275,9 +279,9 @@ NOTES: dict[str, str] = {
     "max_exploration_frame": "set exploration_fraction, the fraction of the run over which epsilon falls",
     "per_beta_max": "priority_beta rises to 1, over priority_beta_steps",
     "test_interval": "set eval_freq, in environment steps",
-    "test_num": "set n_eval_episodes",
     **dict.fromkeys(("render_train", "render_test"), "show trained policies with whorl eval RUN --render"),
     **dict.fromkeys(("is_atari", "is_discrete", "use_conv"), "it follows from the environment; leave it out"),
+    "defaults": "take the settings of other files over with inherits: FILE",
     "model": "networks follow from the environment; set encoder, actor_network, critic_network by class and params",
     # Deep RL Zoo
     "clip_grad": "set max_grad_norm, 0 for off",
@@ -370,6 +374,20 @@ NOTES: dict[str, str] = {
 }
 """what a name of another library is called here, where it can't be translated, or why there is no such setting"""
 
+NOTES_WHERE: dict[str, tuple[str, str]] = {
+    "epsilon": (
+        "exploration_initial_eps",
+        "set exploration_initial_eps and exploration_final_eps, between which epsilon falls, and exploration_fraction",
+    ),
+}
+"""the same for a name that only means something where an algorithm has a certain setting, which comes first"""
+
+
+def note_on(name: str, hints: Mapping[str, Any]) -> str:
+    """What a name is called here, for an algorithm with the settings `hints`; empty if there is no note."""
+    needed, note = NOTES_WHERE.get(name, ("", ""))
+    return note if needed in hints else NOTES.get(name, "")
+
 
 def _rates(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
     """All learning rates of an algorithm."""
@@ -443,6 +461,9 @@ EPOCHS = {
     "eval_freq": "eval_freq",
 }
 """CO-GYM's settings that count epochs, which are iterations here; `eval_freq` is one beside either of the others"""
+
+COGYM = ("n_workers", "max_rollout", "K_epochs", "max_random_rollout", "model_checkpoint_freq")
+"""names by which settings of CO-GYM are told from Tianshou's, whose `max_epochs` is a number of longer epochs"""
 
 
 def in_epochs(layer: Mapping[str, Any]) -> dict[str, Any]:

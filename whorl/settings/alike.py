@@ -34,7 +34,7 @@ _SAME = {
         "log print logging",
         "eval evaluate evaluation evals",
         "actor policy pi",
-        "critic value vf",
+        "critic value vf q qf",
         "dir folder path",
     )
     for word in group.split()
@@ -57,7 +57,7 @@ _VAGUE = {
         "update",
         "batch",
     ),
-    *("actor", "critic", "env", "target", "normalize", "per", "length"),
+    *("actor", "critic", "env", "target", "normalize", "per", "length", "on"),
 }
 """words that say too little of what a setting is about"""
 

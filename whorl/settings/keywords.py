@@ -450,7 +450,7 @@ class Keywords(TypedDict, total=False):
     """weight of the mean squared Q value in the critics' loss"""
     use_n_step_is: bool
     """n-step returns: correct them by V-trace, with importance weights from stored log-probabilities, and
-    include the entropy of the steps between"""
+    include the entropy of the steps between; no effect if n_step is 1"""
     v_lambda: float
     """lambda of V-trace, a factor of its coefficients c"""
     v_rho: float

@@ -18,8 +18,8 @@ from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part, known, options_of, resolve
 from whorl.settings.aliases import (
     ALIASES,
+    COGYM,
     EXPANSIONS,
-    NOTES,
     SHARE_NOTHING,
     SHARED_OFF_POLICY,
     SHARED_ON_POLICY,
@@ -27,6 +27,7 @@ from whorl.settings.aliases import (
     canonical,
     in_epochs,
     is_expansion,
+    note_on,
     translated,
 )
 from whorl.settings.alike import same_meaning, same_topic
@@ -37,6 +38,7 @@ from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
 from whorl.settings.secrets import hidden
 from whorl.settings.sections import without_sections
+from whorl.settings.switches import without_effect
 
 RESERVED = ("algorithm", "env", "env_options", "components", "where")
 
@@ -157,9 +159,16 @@ def configure(
     if presets:
         before = {key: value for config in configs for key, value in vars(build(config, default)).items()}
         run, algo = _fitted(run, algo, before, given, epochs, context.gpu)
-        _check_meaning(
-            {canonical(key, hints) for layer in user for key in layer if "algorithm" not in layer}, algo
-        )
+        if "max_iterations" in epochs and not any(name in layer for layer in user for name in COGYM):
+            messages.warn(
+                f"max_epochs is read as CO-GYM's, iterations of {run.num_envs * run.num_steps:,} steps; for Tianshou's "
+                "set total_timesteps to max_epochs times epoch_num_steps"
+            )
+        chosen_names = {canonical(key, hints) for layer in user for key in layer if "algorithm" not in layer}
+        _check_meaning(chosen_names, algo)
+        default_values = {key: value for config in configs for key, value in vars(config()).items()}
+        for sentence in without_effect({**vars(run), **vars(algo)}, default_values, chosen_names):
+            messages.warn(sentence)
     if not (run.total_timesteps or run.max_iterations or run.total_episodes):
         raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
     buffer_chosen = not presets or bool(given & {"buffer_size", "buffer_size_per_env"})
@@ -289,6 +298,7 @@ def _check_known(
 ) -> None:
     """Raise for settings that an algorithm does not have; warn of, and drop, those that CO-GYM's tables share."""
     shared = SHARED_OFF_POLICY if "buffer_size" in hints else SHARED_ON_POLICY
+    problems: list[str] = []
     for key in sorted(set(merged) - set(hints)):
         if key in known("component"):
             raise ConfigError(f"{key} was configured, but it is not in use; add it: components: [{key}]")
@@ -296,10 +306,13 @@ def _check_known(
         if meant is None:
             if key in _unused(config_of(cls)):
                 raise ConfigError(f"{name} does not use {key}; leave it out")
-            raise unknown_setting(name, key, hints, components)
+            problems.append(unknown_setting(name, key, hints, components).message)
+            continue
         own = f"; its own is {TWINS[meant]}" if TWINS.get(meant) in hints else ""
         messages.warn(f"{meant} is a setting of {owners(meant)}; {name} ignores it{own}")
         del merged[key]
+    if problems:
+        raise ConfigError(problems[0], "\n".join(problems[1:]))
 
 
 def unknown_component_setting(component: str, key: str, hints: Mapping[str, Any]) -> ConfigError:
@@ -325,8 +338,8 @@ def unknown_setting(
     start = f"{owner} has no setting {key!r}"
     if TWINS.get(key) in hints:
         return ConfigError(f"{start}; here it is called {TWINS[key]!r}")
-    if key in NOTES:
-        return ConfigError(f"{start}: {NOTES[key]}")
+    if note := note_on(key, hints):
+        return ConfigError(f"{start}: {note}")
     if key in preset_names():
         return ConfigError(f"{start}: settings are not grouped by algorithm; write them at the top level")
     for name in (key, *ALIASES.get(key, ())):
@@ -334,7 +347,7 @@ def unknown_setting(
             alias = "" if name == key else f" ({name})"
             near = related(key, hints)
             return ConfigError(f"{start}{alias}, which belongs to {others}{near and f'; {near}'}")
-    if word := misspelt(key, spellings(hints)):
+    if not same_meaning(key, hints) and (word := misspelt(key, spellings(hints))):
         return ConfigError(f"{start}; did you mean {word!r}?")
     if word := component_setting(key, components):
         return ConfigError(f"{start}; did you mean {word!r}?")

@@ -18,6 +18,20 @@ from whorl.core.registry import registered, resolve
 from whorl.settings.aliases import POLICIES
 from whorl.settings.sections import as_variants, without_sections
 
+OTHER_NAMES = {
+    "rainbow_dqn": "rainbow",
+    "qrdqn": "qr_dqn",
+    "ddqn": "double_dqn (RLcycle's ddqn is dueling_dqn)",
+    "rsac_s": "rsac_share",
+    "csac": "sac, with an environment that shows images",
+    **dict.fromkeys(("ppo_lstm", "recurrent_ppo", "recurrentppo"), "ppo, with the setting memory: lstm"),
+    **dict.fromkeys(("maskable_ppo", "maskableppo", "ppo_mask"), "ppo, which obeys masks by itself"),
+    **dict.fromkeys(("apex", "ape_x"), "apex_dqn"),
+}
+"""algorithms in other libraries, and what they are called here"""
+_ZOO = re.compile(r"deep_rl_zoo\.(\w+)\.(\w+)")
+"""modules of Deep RL Zoo"""
+
 
 def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
     """Canonical name, agent class and preset of an algorithm, given its name in any case or its import path."""
@@ -30,6 +44,9 @@ def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
     if word in users:
         key, cls = users[word]
         return key, cls, {}
+    if zoo := _ZOO.fullmatch(name):
+        here = "eval RUN" if zoo[2] == "eval_agent" else f"train {zoo[1]} ENV"
+        raise ConfigError(f"{name!r} is a module of Deep RL Zoo; here it is whorl {here}")
     if "." in name:
         found = resolve("algorithm", name)
         if not hasattr(found, "Config"):
@@ -42,6 +59,8 @@ def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
         raise ConfigError(
             f"{name!r} is a policy of Stable-Baselines3; here networks are settings: name the algorithm, as in ppo"
         )
+    if word in OTHER_NAMES:
+        raise ConfigError(f"no algorithm is called {name!r}; here it is {OTHER_NAMES[word]}")
     if word not in presets:
         raise ConfigError(f"no algorithm is called {name!r}; {nearest(word, [*presets, *users])}")
     preset = load_preset(word)

@@ -12,6 +12,7 @@ from whorl.settings.aliases import NOTES
 
 RENAMED = {
     "replay_config": {"alpha": "priority_alpha", "beta": "priority_beta"},
+    "hyper_params": {"eps": "exploration_initial_eps"},
     "sac_config": {
         "update_target_per_step": "target_update_interval",
         "write_summary_per_step": "log_freq",
@@ -26,19 +27,27 @@ OFF = {
     "siamese": ("siamese_use_q", "siamese_use_adaptive"),
     "use_normalization": (),
     "use_add_with_td": (),
+    "evolver_enabled": (
+        *("evolver_cem_length", "evolver_cem_best", "evolver_cem_min_length", "evolver_cem_time"),
+        "evolver_remove_worst",
+    ),
 }
 """keys that switch something on, with those that only matter then; switched off they are left out"""
 CHOSEN = {
     "base_config": ("env_type", "env_name", "env_args", "unity_args"),
     "sac_config": ("nn",),
-    "experiment_info": ("env", "experiment_name", "agent", "learner", "action_selector"),
+    "experiment_info": ("env", "experiment_name", "agent", "learner", "loss", "action_selector"),
 }
 """keys by section that say which environment, algorithm and networks run, which the command says here"""
 SECTIONS = ("base_config", "replay_config", "sac_config", "oc_config", "hyper_params", "experiment_info")
 EMPTY = ("nn_config", "reset_config", "net_config", "model")
 """sections that have to be empty; `NOTES` says what to write instead"""
-NO_LIMIT = ("max_iter", "max_step", "max_step_each_iter", "max_actors_each_learner")
-"""keys for which -1 means what leaving them out means"""
+AS_HERE = {
+    **dict.fromkeys(("max_iter", "max_step", "max_step_each_iter", "max_actors_each_learner"), -1),
+    **dict.fromkeys(("render_train", "render_test", "q_reg_coeff", "noise_increasing_rate"), 0),
+    **dict.fromkeys(("reset_on_iteration", "per_beta_max"), 1),
+}
+"""keys whose value, if it is this one, means what leaving them out means"""
 SEVERAL = "ma_config"
 """the section of several behaviours (`whorl.settings.behaviors`)"""
 
@@ -55,7 +64,7 @@ def without_sections(layer: Mapping[str, Any], own: Collection[str] = ()) -> dic
         if section in own:
             found[key] = value
         elif section in EMPTY and not dot:
-            if any(map(bool, value.values())) if isinstance(value, Mapping) else value:
+            if _is_set(section, value):
                 raise ConfigError(f"{section} can't be read: {NOTES[section]}")
         elif section not in SECTIONS:
             if section != SEVERAL or value is not None:
@@ -69,23 +78,29 @@ def without_sections(layer: Mapping[str, Any], own: Collection[str] = ()) -> dic
     return found
 
 
+def _is_set(section: str, value: Any) -> bool:
+    """Whether a section that has to be empty holds anything; a port alone names no learner."""
+    if not isinstance(value, Mapping):
+        return bool(value)
+    return any(found for key, found in value.items() if (section, key) != ("net_config", "learner_port"))
+
+
 def _settings(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     ignored = [key for key in CHOSEN.get(section, ()) if values.get(key) is not None]
     if ignored:
+        verb = "is" if len(ignored) == 1 else "are"
         messages.warn(
-            f"{', '.join(ignored)} of {section} is ignored: environment, algorithm and networks are those of this run"
+            f"{', '.join(ignored)} of {section} {verb} ignored: environment, algorithm and networks are those of this "
+            "run"
         )
     for key, value in _together(_without_off(values)).items():
-        unlimited = key in NO_LIMIT and value == -1
-        if value is not None and not unlimited and key not in CHOSEN.get(section, ()):
+        if value is not None and AS_HERE.get(key) != value and key not in CHOSEN.get(section, ()):
             yield RENAMED.get(section, {}).get(key, key), value
 
 
 def _without_off(values: Mapping[str, Any]) -> dict[str, Any]:
     off = [key for key in OFF if key in values and not values[key]]
     left_out = {*off, *(name for key in off for name in OFF[key])}
-    if values.get("reset_on_iteration") is True:  # as here
-        left_out.add("reset_on_iteration")
     return {key: value for key, value in values.items() if key not in left_out}
 
 
