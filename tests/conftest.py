@@ -41,6 +41,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for group in groups for item in group]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that leaves gradients switched off fails, and not the thousand that follow it."""
+    yield
+    if not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+        pytest.fail(f"{item.nodeid} left gradients switched off")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _forked() -> Iterator[None]:
     """Actors, shards, replicas and workers are forked from a process that has everything loaded."""

@@ -216,7 +216,7 @@ def check_command(words: list[str], page: Path) -> None:
         targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.M)
         assert rest[0] in targets, f"{name_of(page)}: the Makefile has no target {rest[0]!r}"
     elif program == "pip":
-        extras = re.fullmatch(r"install -e \.(?:\[([\w,-]+)\])?", " ".join(rest))
+        extras = re.fullmatch(r"install -e \.(?:\[([\w,-]+)\])?(?: jax\[cuda1\d\])?", " ".join(rest))
         assert extras, f"{name_of(page)}: {shlex.join(words)} does not install from the clone"
         known = re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
         assert set((extras[1] or "all").split(",")) <= set(known), f"{name_of(page)}: {shlex.join(words)}"

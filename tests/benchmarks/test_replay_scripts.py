@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -24,7 +25,8 @@ def test_checkpoints_of_replay_are_written_and_read(tmp_path: Path, capsys, monk
 def test_prioritized_draws_are_measured_beside_a_binary_tree(capsys, monkeypatch):
     monkeypatch.setattr(prioritized, "SIZES", (64, 100))
     monkeypatch.setattr(sys, "argv", ["prioritized.py", "--batch", "8", "--repeats", "1", "--calls", "1"])
-    prioritized.main()
+    with torch.enable_grad():  # the script switches gradients off
+        prioritized.main()
     assert "whorl: 10^7 rows cost" in capsys.readouterr().out
 
 

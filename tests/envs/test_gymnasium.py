@@ -236,6 +236,7 @@ def test_deprecated_words_in_models_of_gymnasium_are_not_told_and_other_warnings
 ) -> None:
     mujoco = pytest.importorskip("mujoco", minversion="3")
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
+    mujoco.set_mju_user_warning(None)  # dm_control sets its own when it is imported
     whorl.make("HalfCheetah-v5").close()
     assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
     assert mujoco.get_mju_user_warning() is None
