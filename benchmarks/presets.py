@@ -144,7 +144,10 @@ def result(algorithm: str, env: str, name: str, runs: Sequence[Record]) -> dict[
     """The record that `docs/generate.py` reads."""
     planned = runs[0]["config"]["total_timesteps"]
     cut = [run for run in runs if run["steps"] < planned]
-    note = {"note": f"stopped before {planned:,} steps, at a time limit"} if cut else {}
+    notes = [f"stopped before {planned:,} steps, at a time limit"] if cut else []
+    if busy := shared(runs):
+        notes.append(f"beside other programs: {busy:,.0f} s of processor time")
+    note = {"note": "; ".join(notes)} if notes else {}
     return {
         "algorithm": algorithm,
         "env": env,
@@ -174,6 +177,14 @@ def result(algorithm: str, env: str, name: str, runs: Sequence[Record]) -> dict[
         "curve": f"docs/curves/{name}.png",
         **note,
     }
+
+
+def shared(runs: Sequence[Record]) -> float:
+    """Mean processor time of runs without a GPU that had much less of it than wall time; 0: they had their cores."""
+    if any(run["config"].get("hardware") != "cpu" or "processor_time" not in run for run in runs):
+        return 0.0
+    busy, wall = (fmean(run[key] for run in runs) for key in ("processor_time", "wall_time"))
+    return busy if busy < 0.8 * wall * runs[0]["cores"] else 0.0
 
 
 def main() -> None:

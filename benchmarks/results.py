@@ -4,7 +4,8 @@
 and `docs/curves/ppo_CartPole-v1.png`; `python docs/generate.py` then puts both on the page. The return is that of 100
 episodes with the mean action after training (`--best`: of the best evaluation's policy). With `--to FOLDER` both files
 are written there, for a machine whose files are brought back by hand. With `--twin` the same agent without its memory
-is trained too, on the first seed, and drawn beside it; settings that follow are the twin's own.
+is trained too, on the first seed, and drawn beside it; settings that follow are the twin's own. `--twin components=[]`
+is the one without its components instead.
 """
 
 import argparse
@@ -55,18 +56,21 @@ def main() -> None:
             )
             print(seeds[-1], flush=True)
         twin: dict[str, Any] = {}
+        lacks = ""
         if args.twin is not None:
-            own = {**settings, **FORGETFUL, **given(args.twin)}
+            changes = given(args.twin)
+            lacks = "components" if "components" in changes else "memory"
+            own = {**settings, **(FORGETFUL if lacks == "memory" else {}), **changes}
             config = {"runs": folder, "seed": args.seeds[0], "tensorboard": False, **own}
             result = whorl.load(args.env, args.algorithm, config).train()
             found = whorl.evaluate(result.run_dir, episodes=args.episodes, best=args.best)
             runs.append(result.run_dir)
-            without = f"the same agent without memory: {found.mean_return:.4g} after {result.steps:,} steps"
+            without = f"the same agent without {lacks}: {found.mean_return:.4g} after {result.steps:,} steps"
             twin = {"twin": own, "note": f"{without} (seed {args.seeds[0]})"}
             print(without, flush=True)
         curve = (args.to or ROOT / "docs" / "curves") / f"{name}.png"
         curve.parent.mkdir(exist_ok=True)
-        plot_runs(runs, curve, group_by=("algorithm", "memory") if twin else ("algorithm",))
+        plot_runs(runs, curve, group_by=("algorithm", lacks) if twin else ("algorithm",))
         points = [evaluations(run) for run in runs]
     record = {
         "algorithm": args.algorithm,

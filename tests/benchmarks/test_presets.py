@@ -56,6 +56,19 @@ def test_runs_that_were_stopped_early_say_so() -> None:
     assert "before 1,000 steps" in presets.result("ppo", "x", "x", [record(1, 1, steps=900)])["note"]
 
 
+def test_runs_beside_other_programs_are_recorded_with_their_processor_time() -> None:
+    alone = {**record(1, 1), "wall_time": 100.0, "processor_time": 90.0}
+    beside, on_gpu = {**alone, "processor_time": 60.0}, {"hardware": "gpu"}
+    for run in (alone, beside):
+        run["config"] = {**run["config"], "hardware": "cpu"}
+    assert "note" not in presets.result("ppo", "x", "x", [alone])
+    said = "beside other programs: 60 s of processor time"
+    assert presets.result("ppo", "x", "x", [beside])["note"] == said
+    assert "note" not in presets.result(
+        "ppo", "x", "x", [{**beside, "config": {**beside["config"], **on_gpu}}]
+    )
+
+
 def test_thinning_keeps_every_evaluation_and_the_last_row() -> None:
     rows = [{"steps": number, "loss/critic": 0.0} for number in range(3001)]
     rows[7]["evaluation/return"] = 1.0
