@@ -143,6 +143,8 @@ def test_small_columns_in_host_memory_lie_side_by_side_and_large_ones_apart() ->
     assert len(set(places)) == 1
     assert max(leaf.data_ptr() for leaf in small) - min(leaf.data_ptr() for leaf in small) < places[0]
     assert image.is_contiguous()
+    together = [leaf[0, 0] for leaf in tree.leaves(ring.columns) if leaf[0, 0].nbytes <= 256]
+    assert places[0] == 2 * sum(leaf.nbytes for leaf in together) == 2 * 32, "nothing lies between them"
     # Each column has its own bytes.
     for number, leaf in enumerate(tree.leaves(ring.columns)):
         before = [other.clone() for other in tree.leaves(ring.columns)]

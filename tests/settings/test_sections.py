@@ -101,6 +101,12 @@ def test_settings_of_rlcycle_are_read_and_what_the_command_says_is_named(tmp_pat
     assert (found.prioritized, found.priority_alpha) == (True, 0.5)
 
 
+def test_a_zero_comes_over_the_number_of_another_file_and_is_no_setting_where_there_is_none():
+    files = [{"hyper_params": {"q_reg_coeff": 0.1}}, {"hyper_params": {"q_reg_coeff": 0.0}}]
+    assert configure("sac", "", {}, files).q_regularization == 0.0
+    assert not hasattr(configure("dqn", "", {}, files[1:]).algo, "q_regularization")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

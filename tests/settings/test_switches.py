@@ -15,6 +15,12 @@ def told(algorithm: str, **settings: Any) -> list[str]:
     return [str(one.message) for one in found]
 
 
+def test_what_belongs_to_a_setting_without_effect_is_told_too() -> None:
+    found = told("sac", use_n_step_is=True, refresh_probabilities=True)
+    names = [sentence.partition(" has no effect while n_step is 1")[0] for sentence in found]
+    assert names == ["use_n_step_is", "refresh_probabilities"]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "settings", "sentence"),
     [

@@ -47,7 +47,8 @@ class WaitingCollector(LocalCollector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         tree.restore_(self._waits, state["waits"])
-        tree.restore_(self._held, state["in_effect"])
+        # Runs of earlier versions have no memory there; that before the action is the nearest they have.
+        tree.restore_(self._held, {"memory": _of_networks(self.memory), **state["in_effect"]})
 
     def finish(self, cut: bool = False) -> Batch:
         with acting(self.agent.device):

@@ -378,22 +378,20 @@ def _adjacent(columns: Tree) -> Tree:
 
     A random row is then one place in memory instead of one for each column.
     """
-    offsets, end = [], 0
-    for leaf in tree.leaves(columns):
-        if _is_small(leaf):
-            at = -(-end // leaf.itemsize) * leaf.itemsize
-            end = at + leaf.shape[2:].numel() * leaf.itemsize
-            offsets.append(at)
+    places, end = {}, 0
+    # Wide numbers first: then all of them are aligned without gaps.
+    for leaf in sorted(filter(_is_small, tree.leaves(columns)), key=lambda leaf: -leaf.itemsize):
+        size = leaf.shape[2:].numel() * leaf.itemsize
+        places[id(leaf)] = slice(end, end + size)
+        end += size
     # numpy asks for large pages, where torch does not: a random row then seldom has to look up its page.
     rows = torch.from_numpy(np.zeros((*columns["mask"].shape, -(-end // 8) * 8), np.uint8))
-    places, zeros = iter(offsets), _zeros(rows.device)
+    zeros = _zeros(rows.device)
 
     def placed(leaf: Any) -> Any:
         if not _is_small(leaf):
             return zeros(leaf)
-        at = next(places)
-        values = rows[..., at : at + leaf.shape[2:].numel() * leaf.itemsize].view(leaf.dtype)
-        return values.view(leaf.shape)
+        return rows[..., places[id(leaf)]].view(leaf.dtype).view(leaf.shape)
 
     return tree.map(placed, columns)
 

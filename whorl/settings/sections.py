@@ -8,7 +8,7 @@ from typing import Any
 
 from whorl.core import messages
 from whorl.core.errors import ConfigError
-from whorl.settings.aliases import NOTES
+from whorl.settings.aliases import ALIASES, NOTES
 
 RENAMED = {
     "replay_config": {"alpha": "priority_alpha", "beta": "priority_beta"},
@@ -70,9 +70,9 @@ def without_sections(layer: Mapping[str, Any], own: Collection[str] = ()) -> dic
             if section != SEVERAL or value is not None:
                 found[key] = value
         elif dot:
-            found.update(_settings(section, {name: value}))
+            found.update(_settings(section, {name: value}, own))
         elif isinstance(value, Mapping):
-            found.update(_settings(section, value))
+            found.update(_settings(section, value, own))
         elif value is not None:
             raise ConfigError(f"{section} is {value!r}; it must be a mapping of settings")
     return found
@@ -85,7 +85,7 @@ def _is_set(section: str, value: Any) -> bool:
     return any(found for key, found in value.items() if (section, key) != ("net_config", "learner_port"))
 
 
-def _settings(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _settings(section: str, values: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, Any]]:
     ignored = [key for key in CHOSEN.get(section, ()) if values.get(key) is not None]
     if ignored:
         verb = "is" if len(ignored) == 1 else "are"
@@ -94,7 +94,9 @@ def _settings(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, An
             "run"
         )
     for key, value in _together(_without_off(values)).items():
-        if value is not None and AS_HERE.get(key) != value and key not in CHOSEN.get(section, ()):
+        # A setting of the run is one even so: another file may have another value.
+        needless = AS_HERE.get(key) == value and not any(name in own for name in ALIASES.get(key, ()))
+        if value is not None and not needless and key not in CHOSEN.get(section, ()):
             yield RENAMED.get(section, {}).get(key, key), value
 
 

@@ -30,7 +30,7 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     ("memory", _is("attention"), "set memory to attention", "memory_heads memory_window"),
     ("her", _on, "set her to future", "her_goals"),
-    ("n_step", lambda steps: steps > 1, "set n_step to more than 1", "use_n_step_is"),
+    ("n_step", lambda steps: steps > 1, "set n_step to more than 1", "use_n_step_is refresh_probabilities"),
     ("noise", _is("ou"), "set noise to ou", "noise_theta"),
     ("noise", _on, "set noise to gaussian or ou", "noise_scale noise_final"),
     (
