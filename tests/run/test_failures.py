@@ -389,6 +389,22 @@ def test_an_environment_in_this_process_that_hangs_ends_the_run_with_a_checkpoin
     assert newest(run_of(tmp_path)).metadata["iterations"] == 3
 
 
+@pytest.mark.parametrize("given", ["instance", "function"])
+def test_a_batch_of_the_user_that_hangs_ends_the_run_with_a_checkpoint(given: str, tmp_path: Path) -> None:
+    """Gymnasium's own vector environments are stepped by a bound function."""
+
+    def make() -> Any:
+        return gymnasium.vector.SyncVectorEnv([lambda: Faulty("hang"), Faulty])
+
+    settings = {**ROLLOUTS, "env_timeout": 1.0, "runs": str(tmp_path)}
+    with pytest.raises(EnvError) as error:
+        whorl.load(make() if given == "instance" else make, "ppo", settings).train()
+    assert text_of(error.value).startswith(
+        "a call of the environment did not return within 1 seconds, the setting env_timeout; iteration "
+    )
+    assert newest(run_of(tmp_path)).metadata[RESTARTS]
+
+
 def test_it_is_noticed_in_another_thread_and_in_evaluations(tmp_path: Path) -> None:
     """An evaluation has environments of its own, the eighth step of which runs for ever."""
     given = {**ROLLOUTS, "eval": True, "eval_freq": 1, "n_eval_episodes": 2, "env_timeout": 1.0}

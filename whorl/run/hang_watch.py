@@ -18,7 +18,8 @@ from whorl.core.process import raise_in
 from whorl.distributed.hang_timer import HangTimer
 from whorl.envs.stepping import EnvStepper
 
-CALLS = ("reset", "step")
+CALLS = ("reset", "step", "bound_step")
+"""methods of environments that step, or make a function that does"""
 DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 """modules in which a step may wait for a person"""
 CAN_NOT_END = 1
@@ -72,11 +73,11 @@ class HangWatch:
         return frame
 
     def _codes(self) -> Iterable[CodeType]:
-        for env in self._envs():
-            for name in CALLS:
-                code = getattr(getattr(type(env), name, None), "__code__", None)
-                if code is not None:
-                    yield code
+        for method in (getattr(env, name, None) for env in self._envs() for name in CALLS):
+            code = getattr(method, "__code__", None)
+            if code is not None:
+                yield code
+                yield from (inner for inner in code.co_consts if isinstance(inner, CodeType))
 
     def _steppers(self) -> list[EnvStepper | None]:
         return [getattr(env, "stepper", None) for env in self._envs()]
