@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from whorl.core.errors import EnvError
@@ -61,30 +61,32 @@ class HangWatch:
         if frame is None:
             self._reports = 0
             return None
-        return frame, [None if stepper is None else stepper.under_way() for stepper in self._steppers()]
+        return frame, [stepper.under_way() for stepper in self._steppers()]
 
     def _call(self, frame: FrameType | None) -> FrameType | None:
-        """The call of an environment in which a frame is; None: it is in none, or a debugger is in it."""
-        codes = {EnvStepper.reset.__code__, EnvStepper.step.__code__, *self._codes()}
-        while frame is not None and frame.f_code not in codes:
+        """The call of an environment in which a frame is; None: it is in none, or a debugger is in it.
+
+        Other trainers may step in the same thread, so it has to be one of these environments.
+        """
+        calls = [getattr(one, name, None) for one in (*self._envs(), *self._steppers()) for name in CALLS]
+        own = [call for call in calls if isinstance(call, MethodType)]
+        codes = {code for call in own for code in _codes(call)}
+        while frame is not None:
+            if frame.f_code in codes:
+                stepped = frame.f_locals.get("self")
+                if stepped is None or any(stepped is call.__self__ for call in own):
+                    return frame
             if frame.f_globals.get("__name__", "").partition(".")[0] in DEBUGGERS:
                 return None
             frame = frame.f_back
-        return frame
+        return None
 
-    def _codes(self) -> Iterable[CodeType]:
-        for method in (getattr(env, name, None) for env in self._envs() for name in CALLS):
-            code = getattr(method, "__code__", None)
-            if code is not None:
-                yield code
-                yield from (inner for inner in code.co_consts if isinstance(inner, CodeType))
-
-    def _steppers(self) -> list[EnvStepper | None]:
-        return [getattr(env, "stepper", None) for env in self._envs()]
+    def _steppers(self) -> list[EnvStepper]:
+        return [env.stepper for env in self._envs() if hasattr(env, "stepper")]
 
     def _where(self) -> str:
         for stepper in self._steppers():
-            if stepper is not None and stepper.under_way() is not None:
+            if stepper.under_way() is not None:
                 return stepper.where()
         return "a call of the environment"
 
@@ -102,3 +104,11 @@ class HangWatch:
             sys.stderr.flush()
             if self._ends_process:
                 os._exit(CAN_NOT_END)
+
+
+def _codes(call: MethodType) -> Iterable[CodeType]:
+    """That of a call of an environment, and those of functions that are made in it."""
+    code = getattr(call, "__code__", None)
+    if code is not None:
+        yield code
+        yield from (inner for inner in code.co_consts if isinstance(inner, CodeType))
