@@ -244,6 +244,19 @@ def test_actions_in_effect_are_part_of_the_state() -> None:
     assert other.state_dict()["in_effect"]["action"].equal(collector.state_dict()["in_effect"]["action"])
 
 
+def test_a_checkpoint_without_the_memory_of_actions_in_effect_is_restored() -> None:
+    """Earlier versions have written it."""
+    collector, other = (
+        WaitingCollector(Late(), Drawing(SPEC, None), STEPS, torch.Generator()) for _ in range(2)
+    )
+    collector.reset(0)
+    collector.collect()
+    saved = _clone(collector.state_dict())
+    del saved["in_effect"]["memory"]
+    other.load_state_dict(saved)
+    assert other.state_dict()["in_effect"]["memory"]["drawn"].equal(saved["memory"]["drawn"])
+
+
 def test_rows_hold_the_action_that_was_in_effect_and_not_a_later_one() -> None:
     """Rewards are action + time, and each call gives another action."""
     for batch in collect(WaitingCollector, Late(), 6, Restless):

@@ -47,7 +47,8 @@ class WaitingCollector(LocalCollector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         tree.restore_(self._waits, state["waits"])
-        tree.restore_(self._held, state["in_effect"])
+        # Earlier versions did not keep the memory after the actions in effect.
+        tree.restore_(self._held, {"memory": state["memory"], **state["in_effect"]})
 
     def finish(self, cut: bool = False) -> Batch:
         with acting(self.agent.device):
