@@ -1,6 +1,7 @@
 """Environments that raise, hang or give NaN, and callbacks that raise: what was learned is saved, and one hears how to
 go on."""
 
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -496,13 +498,28 @@ def test_a_step_in_a_debugger_or_of_another_trainer_may_take_any_time() -> None:
         return found is not None
 
     env = Waiting()
-    watch = HangWatch(0.0, lambda: [env], str)
+    watch = HangWatch(0.0, lambda: lambda: [env], lambda: str)
     names: dict[str, Any] = {"__name__": "pdb", "wait": wait}
     exec("def interaction(): wait()", names)
     assert seen_by_watch(wait, env)
     assert not seen_by_watch(names["interaction"], env)
     assert not seen_by_watch(wait, Waiting())
     assert watch._under_way() is None
+
+
+def test_a_trainer_that_is_forgotten_is_freed_and_its_watch_ends(tmp_path: Path) -> None:
+    """As in a notebook, where the name is given to the next trainer."""
+    before = set(threading.enumerate())
+    trainer = whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "env_timeout": 1.0, "runs": str(tmp_path)})
+    trainer.step()
+    (watching,) = set(threading.enumerate()) - before
+    forgotten = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    watching.join(60)
+    gc.collect()
+    assert forgotten() is None and not watching.is_alive()
+    assert not (run_of(tmp_path) / "run.lock").exists()
 
 
 LOCKED = """

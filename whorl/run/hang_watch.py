@@ -31,16 +31,17 @@ class HangWatch:
 
     Args:
         timeout: seconds that a call may take; 0: any.
-        envs: those that are stepped now, in training or evaluation; None is left out.
-        left: what there is to continue from.
+        envs: a weak reference to a method: the environments that are stepped now, in training or evaluation. A trainer
+            that was forgotten and not closed must not live on in this thread, which ends with it.
+        left: a weak reference, too: what there is to continue from.
         ends_process: whether a call that can't be interrupted ends the process.
     """
 
     def __init__(
         self,
         timeout: float,
-        envs: Callable[[], Iterable[Any]],
-        left: Callable[[], str],
+        envs: Callable[[], Callable[[], Iterable[Any]] | None],
+        left: Callable[[], Callable[[], str] | None],
         ends_process: bool = False,
     ) -> None:
         self._envs, self._left, self._ends_process = envs, left, ends_process
@@ -68,7 +69,8 @@ class HangWatch:
 
         Other trainers may step in the same thread, so it has to be one of these environments.
         """
-        calls = [getattr(one, name, None) for one in (*self._envs(), *self._steppers()) for name in CALLS]
+        envs = (*self._environments(), *self._steppers())
+        calls = [getattr(one, name, None) for one in envs for name in CALLS]
         own = [call for call in calls if isinstance(call, MethodType)]
         codes = {code for call in own for code in _codes(call)}
         while frame is not None:
@@ -81,8 +83,15 @@ class HangWatch:
             frame = frame.f_back
         return None
 
+    def _environments(self) -> Iterable[Any]:
+        envs = self._envs()
+        if envs is None:
+            self.close()
+            return ()
+        return envs()
+
     def _steppers(self) -> list[EnvStepper]:
-        return [env.stepper for env in self._envs() if hasattr(env, "stepper")]
+        return [env.stepper for env in self._environments() if hasattr(env, "stepper")]
 
     def _where(self) -> str:
         for stepper in self._steppers():
@@ -98,8 +107,8 @@ class HangWatch:
             raise_in(self.thread, EnvError(what), lambda frame: self._call(frame) is not None)
         elif self._reports == 2:
             frame = sys._current_frames().get(self.thread)
-            stack = "".join(traceback.format_stack(frame))
-            message = f"whorl: {error.message}, and can't be interrupted; {self._left()}"
+            stack, left = "".join(traceback.format_stack(frame)), self._left()
+            message = f"whorl: {error.message}, and can't be interrupted; {left() if left else ''}"
             sys.stderr.write(f"{stack.rstrip()}\n{message}\n")
             sys.stderr.flush()
             if self._ends_process:
