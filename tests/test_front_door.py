@@ -262,6 +262,36 @@ def test_check_ends_with_the_call_that_does_not_return(tmp_path: Path) -> None:
     assert f"- step() did not return within 0.5 seconds; it is in {place}" in found.stdout
 
 
+def test_check_does_not_count_time_in_which_it_was_stopped(tmp_path: Path) -> None:
+    """A step during which an hour passes at once, as after Ctrl-Z, and which then returns."""
+    text = """
+        import time
+        from gymnasium.envs.classic_control import CartPoleEnv
+        from whorl.cli import commands
+
+        said, passed, clock = [], [], time.monotonic
+        commands.PATIENCE, commands._say = 0.02, said.append
+        time.monotonic = lambda: clock() + sum(passed)
+
+        class Stopped(CartPoleEnv):
+            def step(self, action):
+                while not passed and not any(" in step()" in text for text in said):
+                    time.sleep(0.01)
+                if not passed:
+                    passed.append(3600.0)
+                    heard = len(said)
+                    while len(said) < heard + 2:
+                        time.sleep(0.01)
+                return super().step(action)
+        """
+    (tmp_path / "door_stopped.py").write_text(dedent(text))
+    run = "from whorl.cli import main; print(main(['check', 'door_stopped:Stopped']))"
+    found = subprocess.run(
+        [sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert found.stdout == "door_stopped:Stopped: no mistakes found\n0\n", found.stderr
+
+
 def test_a_run_continued_with_another_environment_is_evaluated_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

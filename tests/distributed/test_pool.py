@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -353,3 +354,41 @@ def test_workers_have_not_stalled_because_everything_was_stopped(monkeypatch: py
     assert stalls.found() == []
     now[0] += 2.0
     assert stalls.found() == [0]
+
+
+def test_a_worker_hangs_only_if_several_waits_in_a_row_end_without_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wait is over when this process goes on after it was stopped, a suspended job for instance."""
+    ended, answers = list[float](), [False, True, *[False] * 10]
+
+    def waited(remotes: Any, timeout: float) -> list[Any]:
+        ended.append(timeout)
+        return remotes if answers.pop(0) else []
+
+    monkeypatch.setattr(pool_module, "wait", waited)
+    assert pool_module._answers(None, 20.0) and ended == [5.0, 5.0]  # type: ignore[arg-type]
+    assert not pool_module._answers(None, 20.0) and len(ended) == 6  # type: ignore[arg-type]
+
+
+def test_a_pool_in_which_a_worker_hangs_ends_where_there_are_no_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Windows can only kill."""
+
+    class Process:
+        killed = False
+
+        def send_signal(self, number: int) -> None:
+            raise ValueError(f"Unsupported signal: {number}")
+
+        def kill(self) -> None:
+            self.killed = True
+
+    process = Process()
+    made = WorkerPool.__new__(WorkerPool)
+    made.timeout, made._failed, made._remotes = 3.0, "", []
+    monkeypatch.setattr(pool_module.os, "name", "nt")
+    with pytest.raises(EnvError, match="worker 0 did not answer within 3 seconds"):
+        made._hangs(SimpleNamespace(process=process, name="worker 0"))  # type: ignore[arg-type]
+    assert process.killed

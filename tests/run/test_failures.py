@@ -1,6 +1,7 @@
 """Environments that raise, hang or give NaN, and callbacks that raise: what was learned is saved, and one hears how to
 go on."""
 
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,13 +22,20 @@ import pytest
 import torch
 
 import whorl
+from whorl.bench import cell
+from whorl.core import registry
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError, EnvError, WhorlError
+from whorl.envs.make import find
 from whorl.envs.stepping import env_seed
+from whorl.population import member
+from whorl.population.config import EvolveConfig
 from whorl.run.checkpointing import RESTARTS
 from whorl.run.hang_watch import HangWatch
 from whorl.run.reporting import Interrupted, Terminated
 from whorl.run.resume import load_run
+from whorl.settings.merge import configure
 from whorl.state import checkpoint
+from whorl.sweep import worker as sweep
 
 ROLLOUTS = {
     "quiet": True,
@@ -76,8 +85,8 @@ class Faulty(gymnasium.Env):
         if self.steps == self.at:
             if self.what == "raise":
                 raise OSError("the simulator is gone")
-            if self.what == "hang":
-                time.sleep(1000)
+            if self.what in ("hang", "nap"):
+                time.sleep(1000 if self.what == "hang" else 20)
             while self.what == "spin":
                 pass
             if self.what == "nan":
@@ -389,6 +398,22 @@ def test_an_environment_in_this_process_that_hangs_ends_the_run_with_a_checkpoin
     assert newest(run_of(tmp_path)).metadata["iterations"] == 3
 
 
+@pytest.mark.parametrize("given", ["instance", "function"])
+def test_a_batch_of_the_user_that_hangs_ends_the_run_with_a_checkpoint(given: str, tmp_path: Path) -> None:
+    """Gymnasium's own vector environments are stepped by a bound function."""
+
+    def make() -> Any:
+        return gymnasium.vector.SyncVectorEnv([lambda: Faulty("hang"), Faulty])
+
+    settings = {**ROLLOUTS, "env_timeout": 1.0, "runs": str(tmp_path)}
+    with pytest.raises(EnvError) as error:
+        whorl.load(make() if given == "instance" else make, "ppo", settings).train()
+    assert text_of(error.value).startswith(
+        "a call of the environment did not return within 1 seconds, the setting env_timeout; iteration "
+    )
+    assert newest(run_of(tmp_path)).metadata[RESTARTS]
+
+
 def test_it_is_noticed_in_another_thread_and_in_evaluations(tmp_path: Path) -> None:
     """An evaluation has environments of its own, the eighth step of which runs for ever."""
     given = {**ROLLOUTS, "eval": True, "eval_freq": 1, "n_eval_episodes": 2, "env_timeout": 1.0}
@@ -413,8 +438,43 @@ def test_it_is_noticed_in_another_thread_and_in_evaluations(tmp_path: Path) -> N
     assert isinstance(errors[0], EnvError)
 
 
-def test_a_step_in_a_debugger_may_take_any_time() -> None:
-    """The watch sees a call of an environment that waits, but not one that waits within a debugger."""
+def in_a_sweep(settings: dict[str, Any], folder: Path) -> None:
+    task = sweep.Task(0, "ppo", "Hangs-v0", (settings,), {}, (1,), str(folder), 64)
+    worker = sweep.TrialWorker([], {}, 0)
+    try:
+        worker.train(task)
+    finally:
+        worker._drop()
+
+
+def in_a_benchmark(settings: dict[str, Any], folder: Path) -> None:
+    whole = configure("ppo", "Hangs-v0", settings, presets=False).plain()
+    cell.CellWorker([], {}, 0).train(cell.Cell("ppo", "Hangs-v0", 1, str(folder / "run"), whole))
+
+
+def in_a_population(settings: dict[str, Any], folder: Path) -> None:
+    whole = configure("ppo", "Hangs-v0", settings, presets=False).plain()
+    (folder / "run").mkdir(parents=True)
+    task = member.Task(0, 0, str(folder / "run"), 0, whole, 64, "own")
+    member.Member(find("Hangs-v0"), EvolveConfig(), {}).train(task)
+
+
+@pytest.mark.parametrize("train", [in_a_sweep, in_a_benchmark, in_a_population])
+def test_an_environment_that_hangs_ends_runs_that_are_stepped_in_processes(
+    train: Callable[[dict[str, Any], Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The error is raised while the main thread waits in the operating system, not after it, as in `Trainer.train`."""
+    monkeypatch.setitem(registry._registered["environment"], "Hangs-v0", lambda: Faulty("nap"))
+    with pytest.raises(EnvError, match=r"step\(\) did not return within 1 seconds, the setting env_timeout"):
+        train({**ROLLOUTS, "env_timeout": 1.0, "runs": str(tmp_path)}, tmp_path)
+    assert "can't be interrupted" not in capfd.readouterr().err
+
+
+def test_a_step_in_a_debugger_or_of_another_trainer_may_take_any_time() -> None:
+    """The watch sees a call of its environment that waits, but not one that waits within a debugger."""
     entered, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -425,10 +485,10 @@ def test_a_step_in_a_debugger_may_take_any_time() -> None:
         def step(self, action: Any) -> None:
             action()
 
-    def seen_by_watch(action: Callable[[], None]) -> bool:
+    def seen_by_watch(action: Callable[[], None], stepped: Any) -> bool:
         entered.clear()
         go_on.clear()
-        thread = threading.Thread(target=env.step, args=(action,))
+        thread = threading.Thread(target=stepped.step, args=(action,))
         thread.start()
         entered.wait()
         watch.thread = thread.ident or 0
@@ -438,12 +498,28 @@ def test_a_step_in_a_debugger_may_take_any_time() -> None:
         return found is not None
 
     env = Waiting()
-    watch = HangWatch(0.0, lambda: [env], str)
+    watch = HangWatch(0.0, lambda: lambda: [env], lambda: str)
     names: dict[str, Any] = {"__name__": "pdb", "wait": wait}
     exec("def interaction(): wait()", names)
-    assert seen_by_watch(wait)
-    assert not seen_by_watch(names["interaction"])
+    assert seen_by_watch(wait, env)
+    assert not seen_by_watch(names["interaction"], env)
+    assert not seen_by_watch(wait, Waiting())
     assert watch._under_way() is None
+
+
+def test_a_trainer_that_is_forgotten_is_freed_and_its_watch_ends(tmp_path: Path) -> None:
+    """As in a notebook, where the name is given to the next trainer."""
+    before = set(threading.enumerate())
+    trainer = whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "env_timeout": 1.0, "runs": str(tmp_path)})
+    trainer.step()
+    (watching,) = set(threading.enumerate()) - before
+    forgotten = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    watching.join(60)
+    gc.collect()
+    assert forgotten() is None and not watching.is_alive()
+    assert not (run_of(tmp_path) / "run.lock").exists()
 
 
 LOCKED = """

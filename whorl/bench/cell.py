@@ -13,7 +13,7 @@ from typing import Any
 
 from whorl.core import files
 from whorl.core.errors import DivergedError
-from whorl.core.process import configure_process
+from whorl.core.process import configure_process, interruptible_waits
 from whorl.distributed.task_pool import prepare_process
 from whorl.envs.make import find
 from whorl.log.groups import EVALUATION
@@ -68,9 +68,13 @@ class CellWorker:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer = self._trainer(cell)
-            run = trainer.settings.run
+            trainer.owns_process, run = True, trainer.settings.run
             try:
-                with configure_process(run.threads, run.tf32, learner_threads(trainer.settings)), trainer:
+                with (
+                    configure_process(run.threads, run.tf32, learner_threads(trainer.settings)),
+                    interruptible_waits(),
+                    trainer,
+                ):
                     rows = deque(trainer, maxlen=1)
                     if rows and EVALUATION not in rows[-1]:
                         # max_seconds are over, after which a run does not evaluate by itself

@@ -6,7 +6,6 @@ import shlex
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -637,6 +636,8 @@ def check(words: list[str]) -> int:
 @contextmanager
 def _waiting(env: str) -> Iterator[None]:
     """Print from time to time which line of an environment is running, because it may never return."""
+    from whorl.distributed.hang_timer import AwakeClock
+
     caller, over = threading.get_ident(), threading.Event()
     package = str(Path(__file__).parents[1])
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
@@ -652,9 +653,11 @@ def _waiting(env: str) -> Iterator[None]:
         return found
 
     def watch() -> None:
-        seen, since, told = None, time.monotonic(), time.monotonic()
-        while not over.wait(min(PATIENCE, LIMIT / 10)):
-            now, own = time.monotonic(), frames()
+        pause = min(PATIENCE, LIMIT / 10)
+        clock = AwakeClock(2 * pause)
+        seen, since, told = None, clock(), clock()
+        while not over.wait(pause):
+            now, own = clock(), frames()
             if not own or own[-1] is not seen:
                 seen, since = own[-1] if own else None, now
             elif now - since > LIMIT:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -227,7 +228,7 @@ class WorkerPool:
         expected = group * BUFFERS + buffer
         for remote, arrived in zip(self._remotes, self._arrived):
             while expected not in arrived:
-                if self.timeout and not wait([remote], self.timeout + 2 * GRACE):
+                if self.timeout and not _answers(remote, self.timeout + 2 * GRACE):
                     self._hangs(remote)
                 answer = os.read(remote.answers, 1)
                 if not answer or answer == FAILURE:
@@ -296,11 +297,10 @@ class WorkerPool:
         return [found[remote.name] for remote in remotes]
 
     def _hangs(self, remote: ProcessRemote) -> NoReturn:
-        remote.process.send_signal(
-            signal.SIGABRT
-        )  # it prints a traceback, even where its step holds Python's lock
-        with suppress(subprocess.TimeoutExpired):
-            remote.process.wait(GRACE)
+        if os.name == "posix":  # it prints a traceback, even where its step holds Python's lock
+            remote.process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                remote.process.wait(GRACE)
         remote.process.kill()
         self._end(
             RemoteError(
@@ -341,6 +341,12 @@ class StallDetector:
             elif now - since > self._timeout:
                 stalled.append(number)
         return stalled
+
+
+def _answers(remote: ProcessRemote, timeout: float) -> bool:
+    """Whether it answers in time. A wait during which this process was stopped counts as one of several."""
+    waits = ceil(timeout / MOST_BETWEEN)
+    return any(wait([remote], timeout / waits) for _ in range(waits))
 
 
 def _split(num_envs: int, workers: int, groups: int) -> list[list[Slice]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.core import files
 from whorl.core.errors import DivergedError
-from whorl.core.process import configure_process
+from whorl.core.process import configure_process, interruptible_waits
 from whorl.core.registry import register
 from whorl.envs.make import Source
 from whorl.ops.targets import polyak_
@@ -91,7 +91,8 @@ class Member:
             folder / checkpoint.CONFIG, yaml.safe_dump(settings.saved(), sort_keys=False).encode()
         )
         trainer = Trainer(self.source, settings)
-        with configure_process(run.threads, run.tf32, learner_threads(settings)):
+        trainer.owns_process = True
+        with configure_process(run.threads, run.tf32, learner_threads(settings)), interruptible_waits():
             try:
                 with trainer:
                     report = self._run_generation(trainer, task)

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from whorl.core.errors import EnvError
@@ -18,7 +18,8 @@ from whorl.core.process import raise_in
 from whorl.distributed.hang_timer import HangTimer
 from whorl.envs.stepping import EnvStepper
 
-CALLS = ("reset", "step")
+CALLS = ("reset", "step", "bound_step")
+"""methods of environments that step, or make a function that does"""
 DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 """modules in which a step may wait for a person"""
 CAN_NOT_END = 1
@@ -30,16 +31,17 @@ class HangWatch:
 
     Args:
         timeout: seconds that a call may take; 0: any.
-        envs: those that are stepped now, in training or evaluation; None is left out.
-        left: what there is to continue from.
+        envs: a weak reference to a method: the environments that are stepped now, in training or evaluation. A trainer
+            that was forgotten and not closed must not live on in this thread, which ends with it.
+        left: a weak reference, too: what there is to continue from.
         ends_process: whether a call that can't be interrupted ends the process.
     """
 
     def __init__(
         self,
         timeout: float,
-        envs: Callable[[], Iterable[Any]],
-        left: Callable[[], str],
+        envs: Callable[[], Callable[[], Iterable[Any]] | None],
+        left: Callable[[], Callable[[], str] | None],
         ends_process: bool = False,
     ) -> None:
         self._envs, self._left, self._ends_process = envs, left, ends_process
@@ -60,30 +62,40 @@ class HangWatch:
         if frame is None:
             self._reports = 0
             return None
-        return frame, [None if stepper is None else stepper.under_way() for stepper in self._steppers()]
+        return frame, [stepper.under_way() for stepper in self._steppers()]
 
     def _call(self, frame: FrameType | None) -> FrameType | None:
-        """The call of an environment in which a frame is; None: it is in none, or a debugger is in it."""
-        codes = {EnvStepper.reset.__code__, EnvStepper.step.__code__, *self._codes()}
-        while frame is not None and frame.f_code not in codes:
+        """The call of an environment in which a frame is; None: it is in none, or a debugger is in it.
+
+        Other trainers may step in the same thread, so it has to be one of these environments.
+        """
+        envs = (*self._environments(), *self._steppers())
+        calls = [getattr(one, name, None) for one in envs for name in CALLS]
+        own = [call for call in calls if isinstance(call, MethodType)]
+        codes = {code for call in own for code in _codes(call)}
+        while frame is not None:
+            if frame.f_code in codes:
+                stepped = frame.f_locals.get("self")
+                if stepped is None or any(stepped is call.__self__ for call in own):
+                    return frame
             if frame.f_globals.get("__name__", "").partition(".")[0] in DEBUGGERS:
                 return None
             frame = frame.f_back
-        return frame
+        return None
 
-    def _codes(self) -> Iterable[CodeType]:
-        for env in self._envs():
-            for name in CALLS:
-                code = getattr(getattr(type(env), name, None), "__code__", None)
-                if code is not None:
-                    yield code
+    def _environments(self) -> Iterable[Any]:
+        envs = self._envs()
+        if envs is None:
+            self.close()
+            return ()
+        return envs()
 
-    def _steppers(self) -> list[EnvStepper | None]:
-        return [getattr(env, "stepper", None) for env in self._envs()]
+    def _steppers(self) -> list[EnvStepper]:
+        return [env.stepper for env in self._environments() if hasattr(env, "stepper")]
 
     def _where(self) -> str:
         for stepper in self._steppers():
-            if stepper is not None and stepper.under_way() is not None:
+            if stepper.under_way() is not None:
                 return stepper.where()
         return "a call of the environment"
 
@@ -95,9 +107,17 @@ class HangWatch:
             raise_in(self.thread, EnvError(what), lambda frame: self._call(frame) is not None)
         elif self._reports == 2:
             frame = sys._current_frames().get(self.thread)
-            stack = "".join(traceback.format_stack(frame))
-            message = f"whorl: {error.message}, and can't be interrupted; {self._left()}"
+            stack, left = "".join(traceback.format_stack(frame)), self._left()
+            message = f"whorl: {error.message}, and can't be interrupted; {left() if left else ''}"
             sys.stderr.write(f"{stack.rstrip()}\n{message}\n")
             sys.stderr.flush()
             if self._ends_process:
                 os._exit(CAN_NOT_END)
+
+
+def _codes(call: MethodType) -> Iterable[CodeType]:
+    """That of a call of an environment, and those of functions that are made in it."""
+    code = getattr(call, "__code__", None)
+    if code is not None:
+        yield code
+        yield from (inner for inner in code.co_consts if isinstance(inner, CodeType))

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakMethod
 
 import torch
 import yaml
@@ -595,8 +596,8 @@ class Trainer:
                 self._broken = self._save_asked = False
                 self._hang_watch = HangWatch(
                     self.settings.run.env_timeout,
-                    self._environments,
-                    lambda: what_is_saved(self, collecting=True, save=self.owns_process),
+                    WeakMethod(self._environments),
+                    WeakMethod(self._left),
                     self.owns_process,
                 )
                 if not self._restored:
@@ -654,6 +655,10 @@ class Trainer:
         """Those that this process steps."""
         envs = (self.parts.acting.env, self._evaluator.env)
         return [env for env in envs if env is not None and not isinstance(env, WorkerPool)]
+
+    def _left(self) -> str:
+        """What there is to continue from when an environment can't be interrupted."""
+        return what_is_saved(self, collecting=True, save=self.owns_process)
 
     def _release(self) -> None:
         """Stop processes, free the environments and close the loggers; write nothing."""

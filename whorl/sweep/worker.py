@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whorl.core.errors import ConfigError, DivergedError
-from whorl.core.process import configure_process
+from whorl.core.process import configure_process, interruptible_waits
 from whorl.distributed.task_pool import prepare_process
 from whorl.run.build import learner_threads, on_gpu
 from whorl.run.prepare import prepare_all
@@ -82,7 +82,9 @@ class TrialWorker:
         self._open.enter_context(
             configure_process(run.threads, run.tf32, learner_threads(self.runs[0].trainer.settings))
         )
+        self._open.enter_context(interruptible_waits())
         for one in self.runs:
+            one.trainer.owns_process = True
             self._open.enter_context(one.trainer)
         return self.advance(task)
 
