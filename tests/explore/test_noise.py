@@ -253,7 +253,7 @@ def added(action: Any, num_envs: int, **settings: Any) -> AddedNoise:
 def test_added_noise_is_spread_over_the_environments() -> None:
     found = added(TWO, 5, action_noise=(0.0, 0.4))
     assert found.scale[:, 0].tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-    action = found(torch.zeros(2, 2), context(2, env_index=torch.tensor([4, 1])))
+    action, _ = found(torch.zeros(2, 2), {}, context(2, env_index=torch.tensor([4, 1])))
     torch.testing.assert_close(action, torch.tensor([[0.4], [0.1]]) * normal(2, 2))
 
 
@@ -262,15 +262,37 @@ def test_added_noise_leaves_discrete_and_greedy_actions_and_evaluation_alone() -
     found = added(space, 2, action_noise=0.5)
     given = {"choice": torch.tensor([2, 0]), "move": torch.zeros(2, 2)}
     everyone = torch.arange(2)
-    noisy = found(given, context(2, env_index=everyone))
+    noisy, _ = found(given, {}, context(2, env_index=everyone))
     assert torch.equal(noisy["choice"], given["choice"]) and bool((noisy["move"] != 0).all())
-    assert found(given, context(2, env_index=everyone, greedy=True)) is given
-    assert found(given, context(2)) is given
-    assert added(space, 2)(given, context(2, env_index=everyone)) is given
-    assert (
-        float(added(TWO, 2, action_noise=9.0)(torch.zeros(2, 2), context(2, env_index=everyone)).abs().max())
-        == 1
-    )
+    assert found(given, {}, context(2, env_index=everyone, greedy=True))[0] is given
+    assert found(given, {}, context(2))[0] is given
+    assert added(space, 2)(given, {}, context(2, env_index=everyone))[0] is given
+    loud, _ = added(TWO, 2, action_noise=9.0)(torch.zeros(2, 2), {}, context(2, env_index=everyone))
+    assert float(loud.abs().max()) == 1
+
+
+def test_added_noise_with_a_theta_is_an_ornstein_uhlenbeck_process_that_starts_at_zero_in_each_episode() -> (
+    None
+):
+    space = {"choice": Discrete(3), "left": TWO, "right": Continuous((1,), (-1.0,), (1.0,))}
+    found = added(space, 2, action_noise=0.1, action_noise_theta=0.25)
+    given = {"choice": torch.tensor([2, 0]), "left": torch.zeros(2, 2), "right": torch.zeros(2, 1)}
+    everyone, memory, x = torch.arange(2), found.initial(2), torch.zeros(2, 3)
+    memory[MEMORY]["x"].fill_(9.0)  # of an episode that is over
+    for seed, resets in enumerate(([True, True], [False, False], [False, True])):
+        now = context(2, seed, reset=torch.tensor(resets), env_index=everyone)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.cat([torch.randn(2, size, generator=generator) for size in (2, 1)], -1)
+        x = 0.75 * x.masked_fill(torch.tensor(resets).unsqueeze(1), 0.0) + 0.1 * drawn
+        action, memory = found(given, memory, now)
+        torch.testing.assert_close(torch.cat([action["left"], action["right"]], -1), x)
+        torch.testing.assert_close(memory[MEMORY]["x"], x)
+        assert action["choice"] is given["choice"]
+
+
+def test_added_noise_without_memory_needs_none() -> None:
+    assert added(TWO, 2, action_noise=0.1).initial(2) == {}
+    assert added(TWO, 2, action_noise_theta=0.15).initial(2) == {}
 
 
 @pytest.mark.parametrize("algorithm", ["sac", "tqc"])
@@ -294,6 +316,20 @@ def test_soft_actor_critics_collect_with_added_noise(algorithm: str, tmp_path: A
             stored.append(trainer.experience.ring.columns["action"][:8, :, 0].clone())  # type: ignore[attr-defined]
     same = (stored[0][0] == stored[1][0]).tolist()  # the first step: the same samples, before the noise
     assert same == [True, False, False]
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "tqc"])
+def test_correlated_noise_goes_on_from_row_to_row_while_collecting(algorithm: str, tmp_path: Any) -> None:
+    given = {"action_noise": 0.3, "num_envs": 1, "num_steps": 100, "random_steps": 0, "learning_starts": 1000}
+    quiet = {"quiet": True, "eval": False, "save_model": False, "workers": 0, "runs": str(tmp_path)}
+    changes = []
+    for theta in (1.0, 0.05):
+        settings = {**given, **quiet, "action_noise_theta": theta, "log_std_range": (-20.0, -10.0)}
+        with whorl.load("Pendulum-v1", algorithm, settings) as trainer:
+            trainer.step()
+            action = trainer.experience.ring.columns["action"][:90, 0, 0]  # type: ignore[attr-defined]
+            changes.append(float(action.diff().abs().mean() / action.abs().mean()))
+    assert changes[1] < changes[0] / 2
 
 
 def test_added_noise_and_stored_probabilities_exclude_each_other() -> None:

@@ -41,6 +41,11 @@ def test_what_belongs_to_a_setting_without_effect_is_told_too() -> None:
             "memory_heads has no effect while memory is lstm; set memory to attention",
         ),
         ("td3", {"noise_theta": 0.5}, "noise_theta has no effect while noise is gaussian; set noise to ou"),
+        (
+            "sac",
+            {"action_noise_theta": 0.15},
+            "action_noise_theta has no effect while action_noise is 0.0; set action_noise to more than 0",
+        ),
         ("dqn", {"her_goals": 3}, "her_goals has no effect while her is none; set her to future"),
         (
             "ppo",

@@ -138,6 +138,9 @@ class SAC(Agent):
                 "cql", self.cql_multiplier, without_weight_decay(cfg.optimizer), cfg.critic_lr, **options
             )
 
+    def initial_memory(self, num_envs: int) -> Tree:
+        return {**self.noise.initial(num_envs), **super().initial_memory(num_envs)}
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_soft_actor(self, obs, memory, context)
 

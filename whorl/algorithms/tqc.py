@@ -102,6 +102,9 @@ class TQC(Agent):
                 **self.optimizer_options(0.0),
             )
 
+    def initial_memory(self, num_envs: int) -> Tree:
+        return {**self.noise.initial(num_envs), **super().initial_memory(num_envs)}
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_soft_actor(self, obs, memory, context)
 

@@ -84,8 +84,8 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
             log_prob = log_prob + log(2) * actions.unused(acted.action)
         return replace(acted, extras={LOG_PROB: log_prob})
     if not actions.greedy:
-        action = agent.noise(chosen(agent, obs, policy, context), context)
-        return Acted(action, after, {LOG_PROB: policy.log_prob(action)} if stores else {})
+        action, process = agent.noise(chosen(agent, obs, policy, context), memory, context)
+        return Acted(action, {**after, **process}, {LOG_PROB: policy.log_prob(action)} if stores else {})
     drawn = policy.drawn(None if context.greedy else policy.noise(context.generator)["continuous"])
     seen = {"obs": agent.observations(obs), "last": memory.get(LAST, {})}
     one = tree.map(lambda leaf: leaf.unsqueeze(0), seen)
@@ -93,7 +93,8 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
     values = agent.q_of_choices(rows, drawn.reads.unsqueeze(0))[:, 0]  # [critics, B, choices]
     drawn = actions.chosen(drawn, values, agent.temperature, 0.0 if context.greedy else None)
     action = actions.sample(drawn, None if context.greedy else context.generator)
-    return Acted(agent.noise(action, context), after)
+    action, process = agent.noise(action, memory, context)
+    return Acted(action, {**after, **process})
 
 
 def acting_tensors_with_critic(agent: SoftAgent, tensors: list[Tensor]) -> list[Tensor]:

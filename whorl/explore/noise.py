@@ -43,6 +43,8 @@ class AddedNoiseConfig:
     action_noise: Annotated[float | tuple[float, float], Range(0, 10**6)] = 0.0
     """standard deviation of Gaussian noise that is added to sampled continuous actions, scaled to [-1, 1]; two numbers
     are spread evenly over the environments"""
+    action_noise_theta: Fraction = 1.0
+    """rate at which this noise returns to zero; 1: independent in every step, 0.15: an Ornstein-Uhlenbeck process"""
 
 
 MEMORY = "noise"
@@ -105,7 +107,8 @@ def spread(scale: float | tuple[float, float], num_envs: int) -> Tensor:
 
 
 class AddedNoise(nn.Module):
-    """Gaussian noise on the continuous parts of actions that a policy has sampled."""
+    """Noise on the continuous parts of actions that a policy has sampled: Gaussian, or with `action_noise_theta` below 1
+    an Ornstein-Uhlenbeck process that restarts with each episode."""
 
     scale: Tensor
 
@@ -119,21 +122,39 @@ class AddedNoise(nn.Module):
                 "action_noise is added to continuous actions, and this environment has none; leave it out"
             )
         self.action = spec.action
+        self.sizes = [leaf.size for leaf in tree.leaves(spec.action) if isinstance(leaf, Continuous)]
+        self.kept = 1 - cfg.action_noise_theta
+        """share of the noise of the row before"""
         self.register_buffer("scale", scale, persistent=False)  # as in `ActionNoise`
 
-    def forward(self, action: Tree, context: Context) -> Tree:
-        """The action with noise, clipped to [-1, 1]; as it was for greedy actions and outside of training."""
+    def initial(self, num_envs: int) -> Tree:
+        """State of the process before the first row."""
+        if not (self.on and self.kept):
+            return {}
+        return {MEMORY: {"x": torch.zeros(num_envs, sum(self.sizes), device=self.scale.device)}}
+
+    def forward(self, action: Tree, memory: Tree, context: Context) -> tuple[Tree, Tree]:
+        """The action with noise, clipped to [-1, 1], and the state of the process after it; the action as it was if
+        it is greedy or not for training."""
         if not self.on or context.greedy or context.env_index is None:
-            return action
+            return action, {}
         scale = self.scale[context.env_index]
+        state: list[Tensor] = []
+        if self.kept:
+            x = torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])
+            before = iter(x.split(self.sizes, -1))
 
         def leaf(kind: ActionLeaf, value: Tensor) -> Tensor:
             if not isinstance(kind, Continuous):
                 return value
-            noise = torch.randn(value.shape, generator=context.generator, device=value.device)
-            return (value + scale * noise).clamp(-1, 1)
+            noise = scale * torch.randn(value.shape, generator=context.generator, device=value.device)
+            if self.kept:
+                noise = self.kept * next(before) + noise
+                state.append(noise)
+            return (value + noise).clamp(-1, 1)
 
-        return tree.map(leaf, self.action, action)
+        action = tree.map(leaf, self.action, action)
+        return action, {MEMORY: {"x": torch.cat(state, -1)}} if state else {}
 
 
 class HeldNoise(nn.Module):

@@ -469,6 +469,9 @@ class Keywords(TypedDict, total=False):
     action_noise: float | Sequence[float]
     """standard deviation of Gaussian noise that is added to sampled continuous actions, scaled to [-1, 1]; two
     numbers are spread evenly over the environments"""
+    action_noise_theta: float
+    """rate at which this noise returns to zero; 1: independent in every step, 0.15: an Ornstein-Uhlenbeck
+    process"""
     alpha: float
     """entropy coefficient: its initial value, or its value if it is not tuned"""
     tune_alpha: bool

@@ -33,6 +33,7 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("n_step", lambda steps: steps > 1, "set n_step to more than 1", "use_n_step_is refresh_probabilities"),
     ("noise", _is("ou"), "set noise to ou", "noise_theta"),
     ("noise", _on, "set noise to gaussian or ou", "noise_scale noise_final"),
+    ("action_noise", _on, "set action_noise to more than 0", "action_noise_theta"),
     (
         "exploration",
         _is("epsilon"),
