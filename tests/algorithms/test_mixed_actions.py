@@ -357,7 +357,8 @@ def test_an_actor_elsewhere_is_sent_the_critics_if_they_choose() -> None:
             {"discrete_dqn_like": True, "memory": "gru", "stored_memory": False},
             "discrete_dqn_like reads the critics while acting, but their memory is not kept",
         ),
-        (SAC, PAIR, {"alpha_discrete": 0.0}, "alpha is 0, which cannot be tuned"),
+        (SAC, PAIR, {"alpha_discrete": 0.0}, "alpha_discrete is 0, which cannot be tuned"),
+        (SAC, PAIR, {"alpha": 0.0}, "alpha is 0, which cannot be tuned"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(cls: Any, action: Any, settings: Any, sentence: str) -> None:

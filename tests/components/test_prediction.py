@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -101,6 +102,23 @@ def test_windows_are_consecutive_rows_of_one_environment() -> None:
         assert torch.equal(reward[:, number], rollout.reward[row : row + 4, env_index] * counted)
         assert torch.equal(reset[:, number], rollout.reset[row : row + 5, env_index])
     assert len(starts) == 8
+
+
+def test_windows_of_a_sequence_begin_behind_its_burn_in() -> None:
+    """There is nothing to learn from the rows of the burn-in, and their actions are masked."""
+    memory = {"memory": "gru", "memory_size": 4, "sequence_length": 8, "burn_in": 3, "sequence_stride": 1}
+    agent: Any = build("sac", VECTOR, config={**memory, "share_memory": True}, prediction=SMALL)
+    model, experience = agent.components["prediction"], agent.experience(torch.Generator().manual_seed(0))
+    for rollout in rollouts(agent, 3):
+        experience.add(agent.receive(rollout))
+    batch = experience.sample()
+    model.cfg = replace(SMALL, batch_size=99)  # all
+    _, _, action, reward, _, real = model.windows(batch, agent.observations)
+    assert real.shape == (4, 2 * batch.shape[1]) and real.sum() == batch.mask.sum()
+    assert real.sum() > 0.8 * real.numel()
+    torch.testing.assert_close(reward.sum(), (batch.reward * batch.mask).sum())
+    found = torch.bincount(action.argmax(-1)[real > 0], minlength=3)
+    assert torch.equal(found, torch.bincount(batch.action[batch.mask > 0], minlength=3))
 
 
 def test_the_error_is_summed_by_hand() -> None:

@@ -46,7 +46,7 @@ def test_every_earlier_name_is_accepted(name: str) -> None:
 @pytest.mark.parametrize("preset", preset_names())
 def test_no_setting_of_an_algorithm_has_a_name_that_is_explained_away(preset: str) -> None:
     own = set(settings_of(algorithm_class(preset)[1]))
-    some = {"target_kl", "weight_decay", "value_coef", "action_noise"}  # which others lack
+    some = {"target_kl", "weight_decay", "value_coef"}  # which others lack
     assert own & set(NOTES) <= some
 
 
@@ -122,6 +122,18 @@ def test_a_later_layer_overrides_all_rates() -> None:
             "ppo has no setting 'update_after' (learning_starts), which belongs to ",
         ),
         ("ppo", {"eval_frequ": 5}, "ppo has no setting 'eval_frequ'; did you mean 'eval_freq'?"),
+        (
+            "td3",
+            {"action_noise": 0.1},
+            "td3 has no setting 'action_noise': set noise (gaussian, ou or none) and",
+        ),
+        (
+            "option_critic",
+            {"action_noise": 0.1},
+            "option_critic has no setting 'action_noise', which belongs to SAC",
+        ),
+        ("sac", {"noise_max": 0.1}, "sac has no setting 'noise_max': set action_noise to [low, high]"),
+        ("td3", {"noise_max": 0.1}, "td3 has no setting 'noise_max': set noise_scale to [low, high]"),
     ],
 )
 def test_a_name_without_a_counterpart_is_explained(

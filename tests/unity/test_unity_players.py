@@ -3,9 +3,12 @@
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -200,6 +203,36 @@ def test_a_player_that_hangs_is_replaced(tmp_path: Path) -> None:
     found = _warnings(lambda: list(_steps(env, 5)))
     assert "did not answer within 3 seconds, the option timeout; it is started again" in found[0]
     env.close()
+
+
+def test_a_player_that_hangs_behind_a_script_is_ended_with_it(tmp_path: Path) -> None:
+    """As behind `xvfb-run`: the process that was started waits for the player."""
+    script, number = tmp_path / "scene.x86_64", tmp_path / "number"
+    words = f"--agents 2 --hangs 4 --once {tmp_path / 'hung'}"
+    script.write_text(
+        f'#!/bin/sh\n{sys.executable} {PLAYER} {words} "$@" &\ntest -e {number} || echo $! > {number}\nwait\n'
+    )
+    script.chmod(0o755)
+    id = f"unity:{script}"
+    env = UnityVector(id, read_options(id, {"timeout": 3.0}), BALL, 2)
+    env.reset(0)
+    found = _warnings(lambda: list(_steps(env, 5)))
+    assert "did not answer" in found[0]
+    hung = int(number.read_text())
+    env.close()
+    assert ended(hung), "the player that hung still runs"
+
+
+def ended(process: int) -> bool:
+    """Whether a process that was killed ends."""
+    deadline = time.monotonic() + 60
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                psutil.Process(process).kill()
+                return False
+            time.sleep(0.02)
+    return True
 
 
 def test_a_player_that_fails_at_its_start_is_replaced(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class PredictionConfig(AuxiliaryConfig):
     predicts: tuple[str, ...] = ()
     """keys of the observation that are predicted; empty: all, privileged ones included"""
     length: Annotated[int, Range(1, 10**6)] = 16
-    """batches are split into windows of this many steps; transitions of a replay buffer are windows of one step"""
+    """batches are split into windows of this many steps, behind their burn-in; transitions of a replay buffer are
+    windows of one step"""
     batch_size: PositiveCount = 64
     """windows per gradient step, drawn from the batch"""
     size: Size = 128
@@ -150,9 +151,10 @@ class Prediction(Auxiliary):
             following = tree.map(lambda a, b: torch.cat((a[:1], b)), batch.obs, batch.extras[SUCCESSOR])
             batch = batch.replace(obs=following, ahead=None)
         rows, num_envs = batch.shape
-        length = min(self.cfg.length, rows)
+        learned = rows - batch.burn_in  # rows of the burn-in are masked, and warm up the agent's memory alone
+        length = min(self.cfg.length, learned)
         device = batch.mask.device
-        first = torch.arange(rows // length, device=device) * length
+        first = batch.burn_in + torch.arange(learned // length, device=device) * length
         row = torch.arange(length + 1, device=device).unsqueeze(1) + first  # [L+1, windows]
         cells = (row.unsqueeze(-1) * num_envs + torch.arange(num_envs, device=device)).flatten(1)  # [L+1, N]
         order = torch.rand(cells.shape[1], generator=self.generator, device=device).argsort()

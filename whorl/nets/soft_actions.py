@@ -216,6 +216,10 @@ class SoftActions(nn.Module):
         if len(self.kinds) == 1:
             return Temperature(cfg.alpha, cfg.tune_alpha)
         discrete = cfg.alpha if cfg.alpha_discrete == "same" else float(cfg.alpha_discrete)
+        if cfg.tune_alpha and cfg.alpha_discrete == 0:
+            raise ConfigError(
+                "alpha_discrete is 0, which cannot be tuned; use a value above 0, or set tune_alpha to false"
+            )
         return Temperature((discrete, cfg.alpha), cfg.tune_alpha)
 
     def check_memory(self, critic: QEnsemble) -> None:

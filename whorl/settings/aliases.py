@@ -200,7 +200,6 @@ NOTES: dict[str, str] = {
         "set exploration_fraction, the fraction of the run over which epsilon falls",
     ),
     "eps_train": "set exploration_initial_eps",
-    "action_noise": "set noise (gaussian, ou or none) and noise_scale",
     "twin_q": "set the number of critics",
     **dict.fromkeys(("recurrent", "lstm", "rnn", "gru", "use_rnn"), "set memory to lstm, gru or attention"),
     "optimize_memory_usage": "the replay buffer always stores each observation once",
@@ -375,6 +374,11 @@ NOTES: dict[str, str] = {
 """what a name of another library is called here, where it can't be translated, or why there is no such setting"""
 
 NOTES_WHERE: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("noise_increasing_rate", "noise_max"),
+        ("action_noise", "set action_noise to [low, high], spread over environments"),
+    ),
+    "action_noise": ("noise_scale", "set noise (gaussian, ou or none) and noise_scale"),
     "epsilon": (
         "exploration_initial_eps",
         "set exploration_initial_eps and exploration_final_eps, between which epsilon falls, and exploration_fraction",

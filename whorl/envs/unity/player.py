@@ -5,9 +5,12 @@ it is to do next. So a call stays open while the policy thinks, and `exchange` a
 """
 
 import contextlib
+import os
 import queue
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -103,7 +106,7 @@ class Player:
             try:
                 self._process.wait(ENDING)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                self._kill_session(self._process)
                 self._process.wait()
         if self._output is not None:
             self._output.close()
@@ -111,7 +114,7 @@ class Player:
     def kill(self) -> None:
         """End a player that does not answer."""
         if self._process is not None:
-            self._process.kill()
+            self._kill_session(self._process)
         self._open = False
         self.close()
 
@@ -207,6 +210,14 @@ class Player:
             raise EnvError(
                 f"{self.name} can't be started: {error.strerror}; is it built for this system, and executable?"
             ) from None
+
+    def _kill_session(self, process: subprocess.Popen[bytes]) -> None:
+        """End the process and all that it started: the path may be that of a script that starts the player."""
+        if sys.platform == "win32":
+            process.kill()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _exchange(self, request: Any, context: Any) -> Any:
         """A call of the player, in a thread of the server."""
