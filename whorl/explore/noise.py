@@ -107,8 +107,10 @@ def spread(scale: float | tuple[float, float], num_envs: int) -> Tensor:
 
 
 class AddedNoise(nn.Module):
-    """Noise on the continuous parts of actions that a policy has sampled: Gaussian, or with `action_noise_theta` below 1
-    an Ornstein-Uhlenbeck process that restarts with each episode."""
+    """Noise on the continuous parts of actions that a policy has sampled.
+
+    Gaussian, or with `action_noise_theta` below 1 an Ornstein-Uhlenbeck process that restarts with each episode.
+    """
 
     scale: Tensor
 
