@@ -3511,7 +3511,7 @@ MUTATIONS: list[Mutation] = [
         "agents/test_frame.py",
         Bug(
             "large networks count steps behind a closed gate",
-            "torch._foreach_add_(steps, 1 if gate is None else gate)",
+            "torch._foreach_add_(steps, 1 if gate is None else [gate] * len(steps))",
             "torch._foreach_add_(steps, 1)",
         ),
         Bug(

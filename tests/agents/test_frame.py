@@ -10,6 +10,7 @@ from whorl.agents.agent import Agent, Updated, captured
 from whorl.agents.families import OffPolicyConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.algorithms.dqn import DQN
+from whorl.conformance import capture_safe
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import Batch
@@ -150,18 +151,25 @@ def test_the_norm_of_gradients_is_measured_before_they_are_clipped() -> None:
     assert float(value) == pytest.approx(0.75, abs=1e-5)  # a gradient below the norm is left as it is
 
 
+PARTS = [
+    Part("Adam"),
+    Part("AdamW", {"weight_decay": 0.1}),
+    Part("Adam", {"amsgrad": True}),
+    Part("RMSprop"),
+    Part("SGD", {"momentum": 0.9}),
+]
+
+
 @pytest.mark.parametrize("size", [2, 2**18])
-@pytest.mark.parametrize(
-    "part",
-    [
-        Part("Adam"),
-        Part("AdamW", {"weight_decay": 0.1}),
-        Part("Adam", {"amsgrad": True}),
-        Part("RMSprop"),
-        Part("SGD", {"momentum": 0.9}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_a_step_behind_a_gate_can_be_captured(part: Part, size: int) -> None:
+    agent, gate = Pair(part, size), torch.ones(())
+    with capture_safe():
+        agent.step(gate=gate)
+
+
+@pytest.mark.parametrize("size", [2, 2**18])
+@pytest.mark.parametrize("part", PARTS, ids=str)
 def test_a_closed_gate_leaves_parameters_and_optimizer_as_they_are(part: Part, size: int) -> None:
     torch.manual_seed(1)
     agent = Pair(part, size)

@@ -144,13 +144,27 @@ def test_rewards_of_the_lower_corners_alone_are_noisy():
     )
 
 
-def test_the_best_mean_return_of_the_stochastic_sea():
+@pytest.mark.parametrize("size", [2, 4, 30])
+def test_the_best_mean_return_of_the_stochastic_sea_is_that_of_dynamic_programming(size: int):
+    calm, following = 1 - 1 / size, [0.0] * (size + 1)
+    for row in reversed(range(size)):
+        values = []
+        for column in range(row + 1):
+            found = 1.0 if column == size - 1 else 0.0
+            after = following[min(column + 1, size - 1)]
+            right = found - 0.01 / size + calm * after + (1 - calm) * following[column]
+            values.append(max(right, following[max(column - 1, 0)]))
+        following = [*values, 0.0]
+    assert WORLDS["DeepSeaStochastic-v0"](1, size=size).optimal_return == pytest.approx(following[0])
+
+
+def test_the_best_policy_of_the_stochastic_sea_stops_paying_where_the_wind_has_stopped_it():
     world = WORLDS["DeepSeaStochastic-v0"](40000, size=4, randomize_actions=False)
     world.reset(0)
-    for _ in range(4):
-        world.step(torch.ones(40000, dtype=torch.int64))
-    assert world.optimal_return == pytest.approx(0.75**3 - 0.01)
-    # Steps to the right cost 0.01 in all, whether the wind lets them happen or not.
+    for row in range(4):
+        world.step((world.state["column"] == row).long())
+    # The treasure with 0.75^3, and a right move of 0.0025 in each row with 1, 0.75, 0.75^2 and 0.75^3.
+    assert world.optimal_return == pytest.approx(0.421875 - 0.0025 * 2.734375)
     assert float(world.returns.mean()) == pytest.approx(world.optimal_return, abs=0.03)
 
 

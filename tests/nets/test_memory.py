@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from whorl.agents.families import ActorCriticConfig
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.hardware import as_on_gpu
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec
 from whorl.core.tree import Tree
@@ -22,7 +23,6 @@ from whorl.nets.memory import (
     LastStep,
     MemoryConfig,
     MemorySettings,
-    as_on_gpu,
     build_memory,
     memory_settings,
     unroll_all,

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from whorl.agents.optimizers import UNFIT, Optimized, build_optimizer, initialise_state, stepper
 from whorl.core.errors import ConfigError
+from whorl.core.hardware import as_on_gpu
 from whorl.core.registry import Part, known
-from whorl.nets.memory import Recurrent, as_on_gpu
+from whorl.nets.memory import Recurrent
 
 OFFERED = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

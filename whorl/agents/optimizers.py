@@ -406,7 +406,8 @@ def stepper(
 
     @torch.no_grad()
     def step(gradients: Sequence[Tensor], rate: Tensor, gate: Tensor | None) -> None:
-        torch._foreach_add_(steps, 1 if gate is None else gate)
+        # Given one tensor to add to all, torch reads it on the host, which no captured step may do.
+        torch._foreach_add_(steps, 1 if gate is None else [gate] * len(steps))
         weights, *moments = held
         last = {"lr": rate, "beta1": beta1, "beta2": beta2, "found_inf": skipped(gate)}
         kernel(weights, cut(gradients), *moments, [], counts, **last, **options)

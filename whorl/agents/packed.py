@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whorl.core.hardware import acts_as_on_gpu
+
 LARGEST = 2**18
 """parameters up to which packing is worth it: for larger networks, arithmetic costs more than operations"""
 
@@ -55,7 +57,8 @@ def fits(parameters: Sequence[nn.Parameter], others: Iterable[nn.Parameter]) -> 
         p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous() and p.requires_grad
         for p in parameters
     )
-    return alone and kind and sum(p.numel() for p in parameters) <= LARGEST
+    small = sum(p.numel() for p in parameters) <= LARGEST
+    return alone and kind and small and not acts_as_on_gpu()
 
 
 def _joined(tensors: Iterable[Tensor]) -> Tensor:

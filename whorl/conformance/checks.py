@@ -15,10 +15,10 @@ from whorl.conformance.capture import CheckedRunner
 from whorl.conformance.environments import RandomWorld, Walk, choices_taken, walk_states
 from whorl.conformance.subjects import WALK, Run, Subject, copied, same, settings_of
 from whorl.core import tree
+from whorl.core.hardware import as_on_gpu
 from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec, empty_action, to_env
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Batch
-from whorl.nets.memory import as_on_gpu
 from whorl.run.learner import Capture
 from whorl.settings.merge import configure
 
@@ -246,9 +246,11 @@ def _knows_values(subject: Subject, world: Walk, last: float, rounds: int, toler
 def can_be_captured(subject: Subject) -> None:
     """Methods marked `@captured` read no values, have static shapes and rebind no tensor of the agent's state.
 
-    Memories are unrolled as on a GPU, and there, too, no two gradients share memory.
+    Memories are unrolled, gradients computed and optimizers stepped as on a GPU, and there, too, no two gradients share
+    memory.
     """
-    run = Run(subject)
+    with as_on_gpu():
+        run = Run(subject)
     _watch_gradients(run.agent)
     rollouts = subject.rollouts(run.agent, 2)
     run.agent.runner = CheckedRunner()

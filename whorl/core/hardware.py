@@ -3,7 +3,10 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+_as_on_gpu = False
 
 
 def has_gpu() -> bool:
@@ -11,6 +14,22 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Inside this context, code that has a way of its own for a CPU takes that of a GPU on any device; for tests."""
+    global _as_on_gpu
+    _as_on_gpu = True
+    try:
+        yield
+    finally:
+        _as_on_gpu = False
+
+
+def acts_as_on_gpu() -> bool:
+    """Whether `as_on_gpu` applies."""
+    return _as_on_gpu
 
 
 def cores() -> int:

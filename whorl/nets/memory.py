@@ -6,8 +6,7 @@ processes the whole sequence. On a GPU, where nothing may depend on values, the 
 so are those of a plain RNN with resets, which has no gates.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.hardware import acts_as_on_gpu
 from whorl.core.registry import registered
 from whorl.core.spec import SpecTree, empty_action, flat_action_size, flatten_action
 from whorl.core.tree import Tree
@@ -166,20 +166,6 @@ class LastStep(nn.Module):
 SURE = 1e6
 """input that opens or closes a gate regardless of its other inputs"""
 
-_as_on_gpu = False
-
-
-@contextmanager
-def as_on_gpu() -> Iterator[None]:
-    """Inside this context, sequences are unrolled as on a GPU on any device; for tests."""
-    global _as_on_gpu
-    _as_on_gpu = True
-    try:
-        yield
-    finally:
-        _as_on_gpu = False
-
-
 CELLS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 """recurrent layers by kind"""
 
@@ -229,7 +215,7 @@ class Recurrent(nn.Module):
         Burn-in rows receive no gradient, neither through their outputs nor through the state after them.
         """
         state = memory if memory is not None else self.initial(value.shape[1], value.device)
-        if value.is_cuda or _as_on_gpu or (self.kind == "rnn" and bool(reset[1:].any())):
+        if value.is_cuda or acts_as_on_gpu() or (self.kind == "rnn" and bool(reset[1:].any())):
             return _by_rows([self], value, reset, [state], burn_in)[0]
         if not burn_in:
             return self._with_gaps(value, reset, state)[0]
@@ -307,7 +293,7 @@ def unroll_all(
     burn_in: int,
 ) -> list[Tensor]:
     """Outputs [R, B, H] of several memories of the same shape for the same rows [R, B, I]."""
-    if len(memories) > 1 and isinstance(memories[0], Recurrent) and (value.is_cuda or _as_on_gpu):
+    if len(memories) > 1 and isinstance(memories[0], Recurrent) and (value.is_cuda or acts_as_on_gpu()):
         return _by_rows(memories, value, reset, states, burn_in)
     return [memory(value, reset, state, burn_in) for memory, state in zip(memories, states)]
 

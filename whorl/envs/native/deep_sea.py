@@ -55,8 +55,9 @@ class DeepSea(World):
             raise ConfigError(f"size is {size}; it must be at least 2 rows and columns")
         self.size = self.max_steps = size
         self.stochastic = stochastic
-        found = (1 - 1 / size) ** (size - 1) if stochastic else 1.0
-        self.optimal_return = found - COST
+        calm = 1 - 1 / size if stochastic else 1.0
+        moves = sum(calm**row for row in range(size))
+        self.optimal_return = calm ** (size - 1) - COST / size * moves
         """the mean return of the best policy"""
         self.spec = Spec(
             Array((size * size,), "float32", 0, 1), Discrete(2), num_envs, (SUCCESS,), map_shape=(size, size)
