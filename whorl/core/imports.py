@@ -6,8 +6,7 @@ from types import ModuleType
 
 
 def imported(name: str) -> ModuleType:
-    """A module, imported without garbage collections: they would look through all classes and functions of torch several
-    times and find nothing, which takes a sixth of the time of the import."""
+    """A module, imported without garbage collections, which would take a sixth of the time and find nothing."""
     if not gc.isenabled():
         return import_module(name)
     gc.disable()
