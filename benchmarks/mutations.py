@@ -1756,8 +1756,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "chunks start from other memories",
-            "memory = tree.map(lambda leaf: leaf.index_select(0, order), memory)",
-            "memory = tree.map(lambda leaf: leaf, memory)",
+            "leaf.flatten(0, 1).index_select(0, order).split(count)",
+            "leaf.flatten(0, 1).split(count)",
         ),
         Bug(
             "chunks mix time and environments",
@@ -1907,6 +1907,8 @@ MUTATIONS: list[Mutation] = [
             "self.slope(slope.mm(self._weights[number]), values[number])",
             "slope.mm(self._weights[number])",
         ),
+        Bug("tanh is a sigmoid", "torch.add(MINUS_ONE, doubled, alpha=2, out=doubled)", "doubled"),
+        Bug("tanh of half the sum", "beta=2, alpha=2", "beta=1, alpha=1"),
     ),
     *planted(
         "agents/packed.py",
@@ -1929,9 +1931,7 @@ MUTATIONS: list[Mutation] = [
         "ops/by_hand.py",
         "algorithms/test_dqn.py",
         Bug("large errors are not clipped", "slope = error.clamp(-delta, delta)", "slope = error.clone()"),
-        Bug(
-            "the Huber loss ignores weights", "slope.mul_(weight).div_(len(error))", "slope.div_(len(error))"
-        ),
+        Bug("the Huber loss ignores weights", "slope.mul_(weight).div_(count)", "slope.div_(count)"),
     ),
     *planted(
         "agents/by_hand.py",
@@ -1950,7 +1950,11 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "ops/by_hand.py",
         "algorithms/test_a2c.py",
-        Bug("the policy gradient descends", ".div_(-len(weight))", ".div_(len(weight))"),
+        Bug(
+            "the policy gradient descends",
+            "(advantage * weight).div_(-count)",
+            "(advantage * weight).div_(count)",
+        ),
     ),
     *planted(
         "agents/by_hand.py",
@@ -1988,13 +1992,13 @@ MUTATIONS: list[Mutation] = [
         "agents/test_frame.py",
         Bug(
             "gradients are clipped to twice the norm",
-            "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
-            "(2 * max_norm / (norm + 1e-6)).clamp(max=1.0)",
+            "reciprocal_().mul_(max_norm).clamp_(max=1.0)",
+            "reciprocal_().mul_(2 * max_norm).clamp_(max=1.0)",
         ),
         Bug(
             "small gradients are scaled up",
-            "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
-            "(max_norm / (norm + 1e-6))",
+            ".mul_(max_norm).clamp_(max=1.0)",
+            ".mul_(max_norm)",
         ),
         Bug("the gate is never read", "(gradients, rate, gate)", "(gradients, rate, None)"),
         Bug(

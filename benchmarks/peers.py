@@ -13,6 +13,7 @@ that is not installed, lacks the algorithm or fails is named in the report with 
 """
 
 import argparse
+import compileall
 import importlib
 import json
 import os
@@ -224,6 +225,8 @@ def run(args: argparse.Namespace) -> None:
 
     usable = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, usable[: args.cores])
+    # pip does this for the others, whatever PYTHONDONTWRITEBYTECODE says.
+    compileall.compile_dir(HERE.parent / "whorl", quiet=2)
     began, where = (
         time.monotonic(),
         {**origin(), "threads": args.threads, "cores": min(args.cores, len(usable))},

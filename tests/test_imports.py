@@ -176,3 +176,20 @@ def test_training_imports_neither_torchs_compiler_nor_what_only_pictures_and_ext
     }
     assert not slow & set(found.stdout.split())
     assert "torch._dynamo" not in found.stdout.split()
+
+
+@pytest.mark.parametrize("before", ["enable", "disable"])
+def test_the_library_is_imported_without_garbage_collections(before: str) -> None:
+    code = (
+        f"import gc; gc.{before}(); seen = []\n"
+        "gc.callbacks.append(lambda phase, info: seen.append(info['generation']))\n"
+        "import whorl; whorl.load\n"
+        "young = gc.get_count()[0] < 700\n"
+        "print(*(number for number in seen if number == 2), gc.isenabled(), young)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    enabled = before == "enable"
+    assert found.stdout.split() == [
+        str(enabled),
+        str(enabled),
+    ]  # later nothing of it is looked through at once

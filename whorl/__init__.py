@@ -4,9 +4,9 @@ The public names below are loaded on first use, so that worker processes start w
 """
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from whorl.core.imports import imported
 from whorl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         text = f"module 'whorl' has no attribute {name!r}{_remedy(name)}"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
-    return getattr(import_module(_module_of(name)), name)
+    return getattr(imported(_module_of(name)), name)
 
 
 def _remedy(name: str) -> str:

@@ -33,7 +33,7 @@ class ActorByHand:
         self._net, self._gradients = net, ByHand(tuple(gradients.values()))
         self._of_std = gradients[id(head.log_std)] if isinstance(head, GaussianHead) else None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(
         self, rows: Rows, data: dict[str, Tensor], measure: bool
     ) -> tuple[ByHand, Tensor, Tensor, Tensor]:
@@ -61,10 +61,13 @@ class CriticByHand:
     def __init__(self, net: Dense, gradients: dict[int, Tensor]) -> None:
         self._net, self._gradients = net, ByHand(tuple(gradients.values()))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(self, rows: Rows, data: dict[str, Tensor]) -> tuple[ByHand, Tensor]:
         """Gradients and loss."""
-        return self.loss(self.values(rows), data["target"], data["value_weight"])
+        value = self._net.forward(rows.selected.flatten(0, 1)).flatten()
+        loss, slope = squared_loss(value, data["target"].flatten(), data["value_weight"].flatten())
+        self._net.backward(slope.unsqueeze(-1))
+        return self._gradients, loss
 
     @torch.no_grad()
     def values(self, rows: Rows) -> Tensor:

@@ -229,8 +229,11 @@ class Optimized(nn.Module):
             else:
                 norm = torch.linalg.vector_norm(packed.gradient)
             if max_norm > 0:
-                scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-                torch._foreach_mul_(gradients if packed is None else [packed.gradient], scale)
+                scale = (norm + 1e-6).reciprocal_().mul_(max_norm).clamp_(max=1.0)
+                if packed is None:
+                    torch._foreach_mul_(gradients, scale)
+                else:
+                    packed.gradient.mul_(scale)
         rate = getattr(self, f"lr_{name}")
         self._steppers[name](gradients, rate, gate)
         if self.on_optimizer_step is not None:
@@ -395,7 +398,6 @@ def stepper(
         whole = [[packed.values], [packed.gradient], *([moment] for moment in packed.moments)]
         count = packed.steps[0]
 
-        @torch.no_grad()
         def step_packed(gradients: Sequence[Tensor], rate: Tensor, gate: Tensor | None) -> None:
             packed.gather(gradients)
             packed.steps.add_(1 if gate is None else gate)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from whorl.box.cards import FOLDER, Card, card_of, names
 from whorl.core.errors import CheckpointError, nearest
-from whorl.page.catalog import Catalog
 from whorl.state import checkpoint
 from whorl.state.runfolder import MOST_NAMES, RUNS, find_run, resolve_run, run_names, run_of
 
@@ -115,6 +114,8 @@ def find_runs(names: Sequence[RunName]) -> list[Path]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
+    from whorl.page.catalog import Catalog  # training needs none
+
     catalog = Catalog(folder)
     catalog.refresh()
     return [entry.folder for entry in catalog.entries.values() if entry.metrics] or [folder]

@@ -129,19 +129,18 @@ def minibatches(
     stride = steps // chunks
     check_batch_size(size, steps * num_envs, stride)
 
+    count = size // stride
+    order = shuffled(chunks * num_envs, generator, batch.mask.device)
+
     def fold(leaf: Tensor) -> Tensor:  # [T, B, ...] -> [stride, chunks * B, ...]
+        if stride == 1:
+            return leaf.flatten(0, 1).unsqueeze(0)
         parts = leaf.reshape(chunks, stride, *leaf.shape[1:]).transpose(0, 1)
         return parts.reshape(stride, chunks * num_envs, *leaf.shape[2:])
 
-    folded = tree.map(fold, now)
-    memory = tree.map(lambda leaf: leaf.flatten(0, 1), batch.memories)
-    order = shuffled(chunks * num_envs, generator, batch.mask.device)
     # One gather per pass; the minibatches are then views.
-    folded = tree.map(lambda leaf: leaf.index_select(1, order), folded)
-    memory = tree.map(lambda leaf: leaf.index_select(0, order), memory)
-    count = size // stride
-    parts = tree.map(lambda leaf: leaf.split(count, 1), folded)
-    states = tree.map(lambda leaf: leaf.split(count), memory)
+    parts = tree.map(lambda leaf: fold(leaf).index_select(1, order).split(count, 1), now)
+    states = tree.map(lambda leaf: leaf.flatten(0, 1).index_select(0, order).split(count), batch.memories)
     for number in range(chunks * num_envs // count):
         part, state = tree.index(parts, number), tree.index(states, number)
         yield Rows(part["obs"], part["reset"], state, 0, 0, stride, part["last"]), part["columns"]

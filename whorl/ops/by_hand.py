@@ -46,15 +46,15 @@ def categorical_surrogate(
     log_probs = logits.log_softmax(-1)
     action = rows.action.unsqueeze(-1)
     log_ratio, loss, by_log_prob = _objective(log_probs.gather(-1, action).squeeze(-1), rows, clip)
-    probs = log_probs.exp()
-    slope = probs * -by_log_prob.unsqueeze(-1)
-    slope.scatter_add_(-1, action, by_log_prob.unsqueeze(-1))
+    probs, by_log_prob = log_probs.exp(), by_log_prob.unsqueeze(-1)
+    slope = probs * -by_log_prob
+    slope.scatter_add_(-1, action, by_log_prob)
     entropy = log_ratio
     if measure or ent_coef:
         entropy = (probs * log_probs).sum(-1).neg_()
     if ent_coef:
         loss -= ent_coef * (entropy * rows.weight).mean()
-        share = (rows.weight * (ent_coef / len(logits))).unsqueeze(-1)
+        share = (rows.weight * (ent_coef / logits.shape[0])).unsqueeze(-1)
         slope += probs * (log_probs + entropy.unsqueeze(-1)) * share
     return Surrogate(loss, log_ratio, entropy, slope)
 
@@ -85,9 +85,9 @@ def gaussian_surrogate(
 
 def squared_loss(value: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """mean(weight * (V - G)^2) / 2 of rows [N], and its derivative by V."""
-    error = value - target
+    error, count = value - target, value.numel()
     slope = error * weight
-    return torch.dot(slope, error) / (2 * len(error)), slope.div_(len(error))
+    return torch.dot(slope, error).div_(2 * count), slope.div_(count)
 
 
 def huber_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float) -> tuple[Tensor, Tensor]:
@@ -95,22 +95,23 @@ def huber_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float) -> t
 
     huber(e) = s * (e - s / 2),   d huber / de = s = clamp(e, -delta, delta)
     """
-    error = value - target
+    error, count = value - target, value.numel()
     slope = error.clamp(-delta, delta)
     size = torch.add(error, slope, alpha=-0.5).mul_(slope)
-    return size.mul_(weight).mean(), slope.mul_(weight).div_(len(error))
+    return size.mul_(weight).mean(), slope.mul_(weight).div_(count)
 
 
 def _objective(log_prob: Tensor, rows: PolicyRows, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """The log ratio, in place of log pi(a); -mean(weight * min(r * A, A + clip * |A|)); its derivative by log pi(a):
     that of the ratio is the ratio, and 0 where the objective is clipped. Without `clip`: see `Surrogate`."""
     advantage, weight = rows.advantage, rows.weight
+    count = weight.numel()
     if rows.log_prob is None or clip is None:
-        slope = (advantage * weight).div_(-len(weight))
+        slope = (advantage * weight).div_(-count)
         return log_prob, torch.dot(log_prob, slope), slope
     log_ratio = log_prob.sub_(rows.log_prob)
     gain = log_ratio.clamp(max=MAX_LOG_RATIO).exp_().mul_(advantage)
     bound = torch.add(advantage, advantage.abs(), alpha=clip)
-    loss = -torch.dot(torch.minimum(gain, bound), weight) / len(gain)
+    loss = torch.dot(torch.minimum(gain, bound), weight).div_(-count)
     moves = (gain <= bound).logical_and_(log_ratio <= MAX_LOG_RATIO)
-    return log_ratio, loss, gain.mul_(moves).mul_(weight).div_(-len(gain))
+    return log_ratio, loss, gain.mul_(moves).mul_(weight).div_(-count)
