@@ -2372,6 +2372,7 @@ MUTATIONS: list[Mutation] = [
         "explore/noise.py",
         "explore/test_noise.py",
         Bug("noise of a fixed scale", "noise = scale * torch.randn", "noise = 0.1 * torch.randn"),
+        Bug("added noise forgets the row before", "self.kept * next(before) + drawn", "drawn"),
         Bug(
             "OU noise drifts",
             "before * (1 - cfg.noise_theta) + noise",

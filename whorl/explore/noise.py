@@ -149,11 +149,11 @@ class AddedNoise(nn.Module):
         def leaf(kind: ActionLeaf, value: Tensor) -> Tensor:
             if not isinstance(kind, Continuous):
                 return value
-            noise = scale * torch.randn(value.shape, generator=context.generator, device=value.device)
+            drawn = scale * torch.randn(value.shape, generator=context.generator, device=value.device)
             if self.kept:
-                noise = self.kept * next(before) + noise
-                state.append(noise)
-            return (value + noise).clamp(-1, 1)
+                drawn = self.kept * next(before) + drawn
+                state.append(drawn)
+            return (value + drawn).clamp(-1, 1)
 
         action = tree.map(leaf, self.action, action)
         return action, {MEMORY: {"x": torch.cat(state, -1)}} if state else {}
