@@ -143,7 +143,7 @@ class AddedNoise(nn.Module):
         scale = self.scale[context.env_index]
         state: list[Tensor] = []
         if self.kept:
-            x = torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])
+            x = memory[MEMORY]["x"].masked_fill(context.reset.unsqueeze(-1), 0.0)
             before = iter(x.split(self.sizes, -1))
 
         def leaf(kind: ActionLeaf, value: Tensor) -> Tensor:
