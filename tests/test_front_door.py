@@ -660,7 +660,7 @@ def test_the_part_of_an_observation_that_is_not_finite_is_named(tmp_path: Path) 
 
 def test_a_forgotten_reward_is_told(tmp_path: Path) -> None:
     settings = {**QUIET, "workers": 0, "total_timesteps": 32, "runs": str(tmp_path)}
-    with pytest.raises(EnvError, match="the reward is a NoneType; return one number"):
+    with pytest.raises(EnvError, match="the reward is None; return one number"):
         whorl.train(Sensors, "ppo", settings, env_options={"forgets": True})
 
 

@@ -12,6 +12,9 @@ from typing import Any
 LEAST_MINIBATCH = 64
 """rows below which minibatches do not shrink with a rollout, except to a smaller rollout's size"""
 
+LEAST_STARTS = 3
+"""rows of each environment at which samples of a replay buffer may start, at the least"""
+
 
 def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable[str]) -> dict[str, Any]:
     """The settings that change.
@@ -48,14 +51,13 @@ def _budget(now: dict[str, Any], given: frozenset[str]) -> None:
 
 def _actors(now: dict[str, Any], given: frozenset[str]) -> None:
     """Actors and replay shards share the environments evenly."""
-    for name in ("actors", "shards"):
-        count = now.get(name, 0)
-        if count < 1 or now["num_envs"] % count == 0:
-            continue
+    counts = {name: now[name] for name in ("actors", "shards") if now.get(name, 0) >= 1}
+    if "num_envs" not in given and given & counts.keys():
+        together = math.lcm(*counts.values())
+        now["num_envs"] = math.ceil(now["num_envs"] / together) * together
+    for name, count in counts.items():
         if name not in given:
             now[name] = largest_divisor(now["num_envs"], count)
-        elif "num_envs" not in given:
-            now["num_envs"] = math.ceil(now["num_envs"] / count) * count
 
 
 def _sequences(now: dict[str, Any], given: frozenset[str]) -> None:
@@ -92,23 +94,49 @@ def _replay(now: dict[str, Any], given: frozenset[str]) -> None:
             now[part] = type(now[part])(0)
         elif now.get(part):  # an algorithm of one's own may do without
             now[whole] = now[part] * factor
+    _rows_in_buffer(now, given)
+
+
+def _rows_in_buffer(now: dict[str, Any], given: frozenset[str]) -> None:
+    """A replay buffer holds a rollout and a sample more of each environment; see `check_replay`."""
+    envs, stride, sample = now["num_envs"], 1, now.get("n_step", 1)
+    if now.get("memory", "none") != "none":
+        stride = 1 if now.get("whole_episodes") else now.get("sequence_stride", 1)
+        sample += now.get("burn_in", 0) + now.get("sequence_length", 1) - 1
+    needed = math.ceil((max(now["num_steps"], stride, LEAST_STARTS) + sample) / stride) * stride
+    slots = now["buffer_size"] // envs // stride * stride
+    if slots >= needed:
+        return
+    if not given & {"buffer_size", "buffer_size_per_env"}:
+        now["buffer_size"] = needed * envs
+        if now.get("buffer_size_per_env"):
+            now["buffer_size_per_env"] = needed
+    elif "num_steps" not in given and slots >= max(stride, LEAST_STARTS) + sample:
+        now["num_steps"] = (slots - sample) // stride * stride
 
 
 def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset[str]) -> None:
     """Minibatches divide a rollout, into whole chunks; a rollout of another size keeps their number, unless they
     would get smaller than `LEAST_MINIBATCH`."""
     rows, size = _rows(now), now["batch_size"]
-    unit = now.get("chunk_length", 1) if now.get("memory", "none") != "none" else 1
+    recurrent = now.get("memory", "none") != "none"
+    unit = now.get("chunk_length", 1) if recurrent else 1
     if "batch_size" not in given:
         size = max(round(size * rows / _rows(before)), min(size, LEAST_MINIBATCH))
         fitting = [unit * n for n in divisors(rows // unit)]
         now["batch_size"] = min(fitting, key=lambda fit: (abs(fit - size), fit), default=size)
-    elif rows % size:
+        return
+    if rows % size:
         for name in ("num_steps", "num_envs"):
             if name not in given:
                 step = size // math.gcd(size, rows // now[name])
                 now[name] = max(1, round(now[name] / step)) * step
-                return
+                break
+    chunk = largest_divisor(math.gcd(size, now["num_steps"]), unit)
+    if (
+        recurrent and "chunk_length" not in given and (chunk > 1 or "num_steps" not in given)
+    ):  # 1: no gradient through time
+        now["chunk_length"] = chunk
 
 
 def _rows(values: Mapping[str, Any]) -> int:
