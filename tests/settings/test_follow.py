@@ -187,6 +187,20 @@ def test_a_small_replay_buffer_makes_rollouts_short(machine: Any) -> None:
     assert (found.buffer_size, found.num_steps) == (100, 7), "12 rows for each environment: 7 and 5"
 
 
+@pytest.mark.parametrize(("algorithm", "rows"), [("r2d2", 1000), ("ngu", 500), ("dqn", 10), ("sac", 10)])
+def test_a_tiny_replay_buffer_makes_environments_few(machine: Any, algorithm: str, rows: int) -> None:
+    found = settings(algorithm, "CartPole-v1", buffer_size=rows)
+    spec = whorl.make("CartPole-v1").source.spec(found.num_envs)
+    check_replay(found.algo, spec, found.num_envs * found.num_steps)
+    assert found.buffer_size == rows and found.num_envs < settings(algorithm, "CartPole-v1").num_envs
+
+
+def test_updates_of_an_iteration_follow_rollouts_that_a_small_buffer_made_short(machine: Any) -> None:
+    found = settings("fast_td3", buffer_size_per_env=4, n_step=1, num_envs=64)
+    assert found.num_steps == 3
+    assert found.updates_per_step == found.updates_per_iteration / (64 * found.num_steps)
+
+
 @pytest.mark.parametrize("algorithm", ["a2c", "impala", "reinforce", "trpo"])
 def test_rollouts_that_are_not_split_keep_their_length(machine: Any, algorithm: str) -> None:
     memory = {} if algorithm == "trpo" else {"memory": "lstm"}

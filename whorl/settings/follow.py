@@ -85,34 +85,48 @@ def _lookahead(now: dict[str, Any], given: frozenset[str]) -> None:
 
 def _replay(now: dict[str, Any], given: frozenset[str]) -> None:
     """Size of the buffer and number of updates where they are set per environment and per iteration."""
-    envs, rows = now["num_envs"], now["num_envs"] * now["num_steps"]
-    for whole, part, factor in (
-        ("buffer_size", "buffer_size_per_env", envs),
-        ("updates_per_step", "updates_per_iteration", 1 / rows),
-    ):
-        if whole in given and part not in given and part in now:
-            now[part] = type(now[part])(0)
-        elif now.get(part):  # an algorithm of one's own may do without
-            now[whole] = now[part] * factor
+    _of_part(now, given, "buffer_size", "buffer_size_per_env", now["num_envs"])
     _rows_in_buffer(now, given)
+    rows = now["num_envs"] * now["num_steps"]
+    _of_part(now, given, "updates_per_step", "updates_per_iteration", 1 / rows)
+
+
+def _of_part(now: dict[str, Any], given: frozenset[str], whole: str, part: str, factor: float) -> None:
+    """A number as a whole is `factor` times that of a part, unless the user chose the whole."""
+    if whole in given and part not in given and part in now:
+        now[part] = type(now[part])(0)
+    elif now.get(part):  # an algorithm of one's own may do without
+        now[whole] = now[part] * factor
 
 
 def _rows_in_buffer(now: dict[str, Any], given: frozenset[str]) -> None:
     """A replay buffer holds a rollout and a sample more of each environment; see `check_replay`."""
-    envs, stride, sample = now["num_envs"], 1, now.get("n_step", 1)
+    stride, sample = 1, now.get("n_step", 1)
     if now.get("memory", "none") != "none":
         stride = 1 if now.get("whole_episodes") else now.get("sequence_stride", 1)
         sample += now.get("burn_in", 0) + now.get("sequence_length", 1) - 1
-    needed = math.ceil((max(now["num_steps"], stride, LEAST_STARTS) + sample) / stride) * stride
-    slots = now["buffer_size"] // envs // stride * stride
-    if slots >= needed:
+
+    def needed(steps: int) -> int:
+        return math.ceil((max(steps, stride, LEAST_STARTS) + sample) / stride) * stride
+
+    def slots() -> int:
+        return now["buffer_size"] // now["num_envs"] // stride * stride
+
+    if slots() >= needed(now["num_steps"]):
         return
     if not given & {"buffer_size", "buffer_size_per_env"}:
-        now["buffer_size"] = needed * envs
+        now["buffer_size"] = needed(now["num_steps"]) * now["num_envs"]
         if now.get("buffer_size_per_env"):
-            now["buffer_size_per_env"] = needed
-    elif "num_steps" not in given and slots >= max(stride, LEAST_STARTS) + sample:
-        now["num_steps"] = (slots - sample) // stride * stride
+            now["buffer_size_per_env"] = needed(now["num_steps"])
+        return
+    least = needed(now["num_steps"] if "num_steps" in given else 1)
+    if slots() < least and "num_envs" not in given and "buffer_size" in given:
+        counts = {name: now[name] for name in ("actors", "shards") if now.get(name, 0) >= 1}
+        together = math.lcm(*(counts[name] for name in counts if name in given))
+        now["num_envs"] = now["buffer_size"] // least // together * together or now["num_envs"]
+        _actors(now, given)
+    if slots() >= least and "num_steps" not in given:
+        now["num_steps"] = min(now["num_steps"], (slots() - sample) // stride * stride)
 
 
 def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset[str]) -> None:
