@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -502,6 +504,46 @@ def test_a_second_ctrl_c_before_the_first_checkpoint_says_how_to_start_again(tmp
     assert "--trust door_env" in said
 
 
+def test_ctrl_c_in_a_terminal_ends_a_loop_over_seeds_of_a_shell(tmp_path: Path) -> None:
+    """A shell goes on with the next command after a status of 130, but not where the signal ended the last."""
+    (tmp_path / "door_env.py").write_text(
+        dedent(
+            """
+            import os, time
+            def Slow():
+                os.mkfifo(f"here{len(os.listdir('.'))}")
+                time.sleep(600)
+            """
+        )
+    )
+    line = f"{shlex.quote(sys.executable)} -m whorl train ppo door_env:Slow --workers 0 --seed $seed"
+    terminal, end = os.openpty()
+    os.set_blocking(terminal, False)
+    process = subprocess.Popen(
+        ["bash", "-c", f"for seed in 1 2; do {line}; done"],
+        env={**os.environ, "PYTHONPATH": str(Path(whorl.__file__).parents[1])},
+        cwd=tmp_path,
+        stderr=end,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 600
+        while not list(tmp_path.glob("here*")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the shell and the command
+        while process.poll() is None and time.monotonic() < deadline:
+            assert len(list(tmp_path.glob("here*"))) == 1, "the second seed was started"
+            time.sleep(0.02)
+        assert process.returncode == -signal.SIGINT
+        assert b"nothing was saved" in os.read(terminal, 10_000)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        os.close(terminal)
+        os.close(end)
+
+
 # The whole way
 
 
@@ -690,7 +732,7 @@ def test_the_part_of_an_observation_that_is_not_finite_is_named(tmp_path: Path) 
 
 def test_a_forgotten_reward_is_told(tmp_path: Path) -> None:
     settings = {**QUIET, "workers": 0, "total_timesteps": 32, "runs": str(tmp_path)}
-    with pytest.raises(EnvError, match="the reward is a NoneType; return one number"):
+    with pytest.raises(EnvError, match="the reward is None; return one number"):
         whorl.train(Sensors, "ppo", settings, env_options={"forgets": True})
 
 

@@ -1,5 +1,6 @@
 """What a user of Stable-Baselines3 tries first: it works, or one sentence says what to write instead."""
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -73,6 +74,35 @@ def test_methods_of_a_model_are_answered_with_those_here(result: Result) -> None
         with pytest.raises(AttributeError) as error:
             getattr(thing, name)
         assert said in str(error.value)
+
+
+def test_a_trainer_is_not_saved_elsewhere(tmp_path: Path) -> None:
+    trainer = whorl.load("CartPole-v1", "ppo", SMALL, runs=str(tmp_path), name="mine")
+    with pytest.raises(ConfigError, match=r"save takes no path \('model'\): .* whorl.restore"):
+        trainer.save("model")
+    trainer.train()
+    with pytest.raises(CheckpointError, match=r"training is not under way; the run is saved in .*mine"):
+        trainer.save()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"stochastic": True},
+            "evaluate has no setting 'stochastic'; the opposite is 'deterministic', True or False",
+        ),
+        ({"env_kwargs": {}}, "evaluate has no setting 'env_kwargs'; here it is called 'env_options'"),
+    ],
+)
+def test_settings_of_an_evaluation_have_one_name(result: Result, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        whorl.evaluate(result, **given)
+
+
+def test_what_gymnasium_adds_to_a_wrong_option_is_not_told() -> None:
+    with pytest.raises(EnvError, match=r"unexpected keyword argument 'wind'$"):
+        whorl.make("CartPole-v1", wind=3)
 
 
 def test_an_attribute_error_inside_a_property_is_not_hidden() -> None:
@@ -290,6 +320,8 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
         (["train", "ppo", "/x/habits.py:Mine"], "name its module: habits:Mine, in the folder of the file"),
         (["train", "ppo", "CartPole-v1", "--memory"], "needs a value: one of none, lstm, gru"),
         (["eval", "cartpole", "--n-eval-episodes", "2"], "here it is called --episodes"),
+        (["eval", "cartpole", "--deterministic"], "the opposite is --stochastic, true or false"),
+        (["plot", "mine", "--iqm"], "here it is called --statistic"),
         (["train", "ppo", "CartPole-v1", "--hyperparams", "a:1"], "on the command line a flag"),
         (["train", "ppo", "CartPole-v1", "--eval-freq", "0"], "eval_freq is 0; it must be at least 1\n"),
         (["list", "--runs", "elsewhere"], "list takes no name, but got 'elsewhere'; use --folder elsewhere"),

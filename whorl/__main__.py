@@ -2,7 +2,7 @@
 
 import sys
 
-from whorl.cli import main
+from whorl.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -37,7 +37,7 @@ from whorl.run.saved_env import check_spaces, source_of
 from whorl.run.show import Show, explaining_render_errors
 from whorl.run.trainer import Trainer
 from whorl.run.viewer import Viewer
-from whorl.settings.aliases import OF_EVALUATION
+from whorl.settings.aliases import OF_EVALUATION, OPPOSITES
 from whorl.settings.behaviors import BEHAVIORS, BehaviorSettings, read_saved
 from whorl.settings.presets import algorithms, read_files, read_yaml
 from whorl.settings.run import RunConfig
@@ -570,6 +570,8 @@ def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
         start = f"{function.__name__} has no setting {key!r}"
         if (here := OF_EVALUATION.get(key)) in names:
             raise ConfigError(f"{start}; here it is called {here!r}")
+        if (here := OPPOSITES.get(key)) in names:
+            raise ConfigError(f"{start}; the opposite is {here!r}, True or False")
         if word := misspelt(key, names):
             raise ConfigError(f"{start}; did you mean {word!r}?")
         raise ConfigError(f"{start}; it takes {', '.join(names)}")

@@ -74,6 +74,7 @@ def started(runs: Path) -> tuple["subprocess.Popen[bytes]", Path, list[int]]:
         [sys.executable, "-m", "whorl", *COMMAND, "--runs", str(runs)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # in a terminal Ctrl-C would end it by the signal, without a status
     )
     wait_for(lambda: any(runs.glob("*/checkpoint_2/metadata.yaml")), "no checkpoint was written")
     (run,) = runs.iterdir()

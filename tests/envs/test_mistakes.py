@@ -14,7 +14,7 @@ from gymnasium import spaces
 from whorl.core.errors import ConfigError, EnvError, EnvFailure, WhorlError
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.checker import check
-from whorl.envs.mistakes import make_env
+from whorl.envs.mistakes import make_env, wrong_observation
 from whorl.envs.vector import VectorEnv
 
 
@@ -65,13 +65,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: (np.zeros(4), 1.0, False, False, {}),
         "the observation of step() has shape (4,) but its space (3,); make them agree",
     ),
+    "a dict as observation": (
+        lambda: ({"position": GOOD}, 1.0, False, False, {}),
+        "the observation of step() is a dict with the keys ['position'] but its space an array of shape (3,); make "
+        "them agree",
+    ),
     "four values": (
         lambda: (GOOD, 1.0, False, {}),
         "step() returns 4 values as in the old gym API; return obs, reward, terminated, truncated, info",
     ),
     "nothing": (
         lambda: None,
-        "step() returns a NoneType; return obs, reward, terminated, truncated, info",
+        "step() returns None; return obs, reward, terminated, truncated, info",
     ),
     "array reward": (
         lambda: (GOOD, np.zeros(2), False, False, {}),
@@ -105,6 +110,28 @@ def test_a_shape_that_numpy_would_broadcast_is_refused_at_the_first_step() -> No
 
     with pytest.raises(EnvError, match=r"step 1 of episode 1: .* has shape \(1,\) but its space \(3,\)"):
         play(GymnasiumVector(Short, 2, "short"))
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "words"),
+    [
+        (spaces.Box(-1, 1, (3,)), None, "it is None but its space an array of shape (3,); make them agree"),
+        (
+            spaces.Box(-1, 1, (3,)),
+            "near",
+            "it is a str but its space an array of shape (3,); make them agree",
+        ),
+        (
+            spaces.Dict(a=spaces.Discrete(2)),
+            GOOD,
+            "it is an array of shape (3,) but its space a Dict; make them agree",
+        ),
+    ],
+)
+def test_an_observation_of_another_kind_is_told_by_its_kind(
+    space: spaces.Space, given: Any, words: str
+) -> None:
+    assert wrong_observation(space, given, "it") == words
 
 
 def test_fractions_are_not_cut_off_to_fit_an_image_of_bytes() -> None:

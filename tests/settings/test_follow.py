@@ -7,6 +7,7 @@ import pytest
 import whorl
 from whorl.core import hardware
 from whorl.core.errors import ConfigError
+from whorl.data.replay_setup import check_replay
 from whorl.run.build import kind_of
 from whorl.settings.conditions import WORDS, ConditionContext, layers_where
 from whorl.settings.follow import divisors, largest_divisor
@@ -115,6 +116,8 @@ def test_actors_and_environments_follow_each_other(machine: Any) -> None:
     assert settings("impala", num_envs=10).actors == 2
     assert settings("impala", actors=3).num_envs == 9
     assert settings("dqn", shards=3).num_envs == 9
+    sharded = settings("apex_dqn", "CartPole-v1", shards=3)
+    assert (sharded.num_envs, sharded.actors, sharded.shards) == (12, 2, 3), "a multiple of both"
     both = settings("impala", actors=3, num_envs=8)
     assert (both.actors, both.num_envs) == (3, 8)
 
@@ -147,6 +150,55 @@ def test_a_chunk_follows_the_length_of_a_rollout(machine: Any) -> None:
     assert (
         found.num_steps == 50 and 50 % found.chunk_length == 0 and found.batch_size % found.chunk_length == 0
     )
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 77, 100])
+def test_chunks_fit_into_a_batch(machine: Any, batch_size: int) -> None:
+    found = settings("ppo", memory="lstm", batch_size=batch_size)
+    assert found.batch_size == batch_size
+    assert batch_size % found.chunk_length == 0 and found.num_steps % found.chunk_length == 0
+    assert found.num_envs * found.num_steps % batch_size == 0
+    assert found.chunk_length > 1 or batch_size == 1
+
+
+def test_a_chunk_of_one_row_is_not_chosen_where_two_numbers_were_given(machine: Any) -> None:
+    """No gradient would flow through time."""
+    with pytest.raises(ConfigError, match=r"batch_size 77 .* chunk_length"):
+        whorl.load("CartPole-v1", "ppo", memory="lstm", batch_size=77, num_steps=30).build()
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+@pytest.mark.parametrize(
+    "given",
+    [{"num_envs": 10_000}, {"num_steps": 20_000}, {"n_step": 20_000}, {"buffer_size": 1000}],
+)
+def test_a_replay_buffer_holds_a_rollout_and_a_sample_of_each_environment(
+    machine: Any, memory: str, given: dict[str, int]
+) -> None:
+    found = settings("dqn", "CartPole-v1", memory=memory, **given)
+    assert {name: getattr(found, name) for name in given} == given
+    check_replay(
+        found.algo, whorl.make("CartPole-v1").source.spec(found.num_envs), found.num_envs * found.num_steps
+    )
+
+
+def test_a_small_replay_buffer_makes_rollouts_short(machine: Any) -> None:
+    found = settings("dqn", num_envs=8, buffer_size=100, n_step=5)
+    assert (found.buffer_size, found.num_steps) == (100, 7), "12 rows for each environment: 7 and 5"
+
+
+@pytest.mark.parametrize(("algorithm", "rows"), [("r2d2", 1000), ("ngu", 500), ("dqn", 10), ("sac", 10)])
+def test_a_tiny_replay_buffer_makes_environments_few(machine: Any, algorithm: str, rows: int) -> None:
+    found = settings(algorithm, "CartPole-v1", buffer_size=rows)
+    spec = whorl.make("CartPole-v1").source.spec(found.num_envs)
+    check_replay(found.algo, spec, found.num_envs * found.num_steps)
+    assert found.buffer_size == rows and found.num_envs < settings(algorithm, "CartPole-v1").num_envs
+
+
+def test_updates_of_an_iteration_follow_rollouts_that_a_small_buffer_made_short(machine: Any) -> None:
+    found = settings("fast_td3", buffer_size_per_env=4, n_step=1, num_envs=64)
+    assert found.num_steps == 3
+    assert found.updates_per_step == found.updates_per_iteration / (64 * found.num_steps)
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "impala", "reinforce", "trpo"])

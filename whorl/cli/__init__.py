@@ -1,5 +1,6 @@
 """The command `whorl`: train, evolve, resume, eval, plot, list, check, config, completion."""
 
+import atexit
 import os
 import re
 import signal
@@ -20,6 +21,27 @@ UNTOUCHED = {
     "resume": "before training resumed; the run is unchanged",
 }
 """what a Ctrl-C leaves that comes before training"""
+
+
+def run() -> int:
+    """`main` as a process, which a Ctrl-C in a terminal ends as shells expect it, with that signal.
+
+    A loop of a shell over seeds would go on with the next one after any ordinary exit status, 130 too.
+    """
+    stopped: list[int] = []
+    atexit.register(_end_by_interrupt, stopped)  # runs after what is registered later
+    status = main()
+    if status == INTERRUPTED and sys.stderr.isatty():
+        stopped.append(status)
+    return status
+
+
+def _end_by_interrupt(stopped: Sequence[int]) -> None:
+    if stopped:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from whorl.settings.aliases import (
     NOTES,
     OF_ENVIRONMENT,
     OF_EVALUATION,
+    OPPOSITES,
     canonical,
     is_expansion,
 )
@@ -207,6 +208,10 @@ class FlagParser(argparse.ArgumentParser):
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
         if (here := OF_EVALUATION.get(name)) in self.hints:
             raise ConfigError(f"{self.command} has no flag {flag}; here it is called {_as_flag(str(here))}")
+        if (here := OPPOSITES.get(name)) in self.hints:
+            raise ConfigError(
+                f"{self.command} has no flag {flag}; the opposite is {_as_flag(str(here))}, true or false"
+            )
         word = None
         if not same_meaning(name, self.hints):
             word = misspelt(name, spellings(self.hints) if self.nested else self.hints)

@@ -400,7 +400,10 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
             make_env(source.factory).close()
         except EnvError as error:
             if isinstance(error.__cause__, TypeError):
-                raise EnvError(f"{id} can't be made with {options}: {error.__cause__}") from error.__cause__
+                why = str(error.__cause__).partition(" was raised from the environment creator")[
+                    0
+                ]  # Gymnasium's
+                raise EnvError(f"{id} can't be made with {options}: {why}") from error.__cause__
             raise
     return source
 

@@ -87,10 +87,14 @@ def wrong_observation(space: spaces.Space, obs: Any, name: str) -> str | None:
                 return wrong_observation(child, part, f"{name}, entry {number},")
     if isinstance(space, spaces.Box):
         return _wrong_array(space, obs, name)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return f"{name} is {form_of(obs)} but its space a {type(space).__name__}; make them agree"
     return f"{name} is {obs!r}, which is not in {space}; make them agree"
 
 
 def _wrong_array(space: spaces.Box, obs: Any, name: str) -> str:
+    if obs is None or isinstance(obs, dict | str | bytes):
+        return f"{name} is {form_of(obs)} but its space an array of shape {space.shape}; make them agree"
     shape = _shape(obs)
     if shape is not None and shape != space.shape:
         return f"{name} has shape {shape} but its space {space.shape}; make them agree"
@@ -180,6 +184,10 @@ def theirs(error: Exception) -> Exception:
 
 def form_of(value: Any) -> str:
     """What a value is, for messages."""
+    if value is None:
+        return "None"
+    if isinstance(value, dict):
+        return f"a dict with the keys {sorted(value, key=str)}" if value else "an empty dict"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     if isinstance(value, np.ndarray):

@@ -682,11 +682,22 @@ class Trainer:
     # Saving and restoring
 
     @_recorded
-    def save(self) -> Path:
+    def save(self, *path: str | Path) -> Path:
         """Write a checkpoint now; raises if weights or metrics are not finite, or a rollout or its updates failed.
 
         In `on_step`, `on_episode` and `on_rollout` of a callback it is written at the end of the iteration.
+
+        Args:
+            path: refused, since a checkpoint belongs into the folder of its run.
         """
+        if path:
+            raise ConfigError(
+                f"save takes no path ({str(path[0])!r}): a run is saved in its folder, "
+                f"{self.run_dir or 'which name sets'}; whorl.restore(trainer.run_dir) gives the policy, and its "
+                "export(path) a file without the run"
+            )
+        if self._reporting is None and self.run_dir is not None:
+            raise CheckpointError(f"training is not under way; the run is saved in {self.run_dir}")
         if self._reporting is None:
             raise CheckpointError("there is no run to save yet; call step() or train() first")
         if self._iterating:  # environments are ahead of what was learned and counted

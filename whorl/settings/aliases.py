@@ -139,8 +139,15 @@ OF_ENVIRONMENT = "it is an option of the environment: set env_options"
 OF_EVALUATION = {
     **dict.fromkeys(("n_eval_episodes", "n_episodes", "num_episodes"), "episodes"),
     "eval_max_steps": "max_steps",
+    **dict.fromkeys(("env_kwargs", "env_config", "gym_kwargs"), "env_options"),
+    **dict.fromkeys(("iqm", "aggregate", "estimator"), "statistic"),
+    **dict.fromkeys(("errorbar", "shade"), "band"),
+    **dict.fromkeys(("x_axis", "xaxis"), "x"),
 }
 """settings of training and names of other libraries, and what evaluating calls them"""
+
+OPPOSITES = {"deterministic": "stochastic", "greedy": "stochastic", "stochastic": "deterministic"}
+"""words for how evaluations choose actions, and the setting that means the opposite"""
 
 POLICIES = (
     *("MlpPolicy", "CnnPolicy", "MultiInputPolicy"),

@@ -12,6 +12,9 @@ from typing import Any
 LEAST_MINIBATCH = 64
 """rows below which minibatches do not shrink with a rollout, except to a smaller rollout's size"""
 
+LEAST_STARTS = 3
+"""rows of each environment at which samples of a replay buffer may start, at the least"""
+
 
 def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable[str]) -> dict[str, Any]:
     """The settings that change.
@@ -48,14 +51,13 @@ def _budget(now: dict[str, Any], given: frozenset[str]) -> None:
 
 def _actors(now: dict[str, Any], given: frozenset[str]) -> None:
     """Actors and replay shards share the environments evenly."""
-    for name in ("actors", "shards"):
-        count = now.get(name, 0)
-        if count < 1 or now["num_envs"] % count == 0:
-            continue
+    counts = {name: now[name] for name in ("actors", "shards") if now.get(name, 0) >= 1}
+    if "num_envs" not in given and given & counts.keys():
+        together = math.lcm(*counts.values())
+        now["num_envs"] = math.ceil(now["num_envs"] / together) * together
+    for name, count in counts.items():
         if name not in given:
             now[name] = largest_divisor(now["num_envs"], count)
-        elif "num_envs" not in given:
-            now["num_envs"] = math.ceil(now["num_envs"] / count) * count
 
 
 def _sequences(now: dict[str, Any], given: frozenset[str]) -> None:
@@ -83,32 +85,72 @@ def _lookahead(now: dict[str, Any], given: frozenset[str]) -> None:
 
 def _replay(now: dict[str, Any], given: frozenset[str]) -> None:
     """Size of the buffer and number of updates where they are set per environment and per iteration."""
-    envs, rows = now["num_envs"], now["num_envs"] * now["num_steps"]
-    for whole, part, factor in (
-        ("buffer_size", "buffer_size_per_env", envs),
-        ("updates_per_step", "updates_per_iteration", 1 / rows),
-    ):
-        if whole in given and part not in given and part in now:
-            now[part] = type(now[part])(0)
-        elif now.get(part):  # an algorithm of one's own may do without
-            now[whole] = now[part] * factor
+    _of_part(now, given, "buffer_size", "buffer_size_per_env", now["num_envs"])
+    _rows_in_buffer(now, given)
+    rows = now["num_envs"] * now["num_steps"]
+    _of_part(now, given, "updates_per_step", "updates_per_iteration", 1 / rows)
+
+
+def _of_part(now: dict[str, Any], given: frozenset[str], whole: str, part: str, factor: float) -> None:
+    """A number as a whole is `factor` times that of a part, unless the user chose the whole."""
+    if whole in given and part not in given and part in now:
+        now[part] = type(now[part])(0)
+    elif now.get(part):  # an algorithm of one's own may do without
+        now[whole] = now[part] * factor
+
+
+def _rows_in_buffer(now: dict[str, Any], given: frozenset[str]) -> None:
+    """A replay buffer holds a rollout and a sample more of each environment; see `check_replay`."""
+    stride, sample = 1, now.get("n_step", 1)
+    if now.get("memory", "none") != "none":
+        stride = 1 if now.get("whole_episodes") else now.get("sequence_stride", 1)
+        sample += now.get("burn_in", 0) + now.get("sequence_length", 1) - 1
+
+    def needed(steps: int) -> int:
+        return math.ceil((max(steps, stride, LEAST_STARTS) + sample) / stride) * stride
+
+    def slots() -> int:
+        return now["buffer_size"] // now["num_envs"] // stride * stride
+
+    if slots() >= needed(now["num_steps"]):
+        return
+    if not given & {"buffer_size", "buffer_size_per_env"}:
+        now["buffer_size"] = needed(now["num_steps"]) * now["num_envs"]
+        if now.get("buffer_size_per_env"):
+            now["buffer_size_per_env"] = needed(now["num_steps"])
+        return
+    least = needed(now["num_steps"] if "num_steps" in given else 1)
+    if slots() < least and "num_envs" not in given and "buffer_size" in given:
+        counts = {name: now[name] for name in ("actors", "shards") if now.get(name, 0) >= 1}
+        together = math.lcm(*(counts[name] for name in counts if name in given))
+        now["num_envs"] = now["buffer_size"] // least // together * together or now["num_envs"]
+        _actors(now, given)
+    if slots() >= least and "num_steps" not in given:
+        now["num_steps"] = min(now["num_steps"], (slots() - sample) // stride * stride)
 
 
 def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset[str]) -> None:
     """Minibatches divide a rollout, into whole chunks; a rollout of another size keeps their number, unless they
     would get smaller than `LEAST_MINIBATCH`."""
     rows, size = _rows(now), now["batch_size"]
-    unit = now.get("chunk_length", 1) if now.get("memory", "none") != "none" else 1
+    recurrent = now.get("memory", "none") != "none"
+    unit = now.get("chunk_length", 1) if recurrent else 1
     if "batch_size" not in given:
         size = max(round(size * rows / _rows(before)), min(size, LEAST_MINIBATCH))
         fitting = [unit * n for n in divisors(rows // unit)]
         now["batch_size"] = min(fitting, key=lambda fit: (abs(fit - size), fit), default=size)
-    elif rows % size:
+        return
+    if rows % size:
         for name in ("num_steps", "num_envs"):
             if name not in given:
                 step = size // math.gcd(size, rows // now[name])
                 now[name] = max(1, round(now[name] / step)) * step
-                return
+                break
+    chunk = largest_divisor(math.gcd(size, now["num_steps"]), unit)
+    if (
+        recurrent and "chunk_length" not in given and (chunk > 1 or "num_steps" not in given)
+    ):  # 1: no gradient through time
+        now["chunk_length"] = chunk
 
 
 def _rows(values: Mapping[str, Any]) -> int:
