@@ -118,12 +118,14 @@ def test_an_algorithm_with_another_name_is_answered(name: str, said: str) -> Non
     assert said in str(error.value)
 
 
-def test_max_epochs_of_tianshou_is_told_from_those_of_co_gym() -> None:
+def test_max_epochs_of_tianshou_is_told_from_those_of_co_gym(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.warns(UserWarning, match=r"iterations of 2,048 steps; for Tianshou's set total_timesteps"):
         whorl.load("Acrobot-v1", "ppo", max_epochs=10, num_envs=8, num_steps=256)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whorl.load("Acrobot-v1", "ppo", max_epochs=10, n_workers=8)
+        assert main(["config", "ppo", "Acrobot-v1", "--max_epochs", "10", "--n_workers", "8"]) == 0
+    assert "Tianshou" not in capsys.readouterr().err
 
 
 def test_a_flag_in_other_words_is_answered_with_the_one_here(capsys: pytest.CaptureFixture[str]) -> None:

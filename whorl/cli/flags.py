@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part, known
 from whorl.settings.aliases import (
+    COGYM,
     EXPANSIONS,
     IN_SEQUENCES,
     NOTES,
@@ -37,6 +38,8 @@ SHORT = {
     "-s": "--seed N, or --seeds N N ...",
 }
 """short flags of other libraries, which do not all mean the same"""
+AS_SPELT = (*IN_SEQUENCES, *COGYM)
+"""aliases by which a library is known, whose numbers may count something else there"""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 OPTION_FLAGS: dict[str, tuple[str, type]] = {
     "editor": ("editor", bool),
@@ -176,7 +179,7 @@ class FlagParser(argparse.ArgumentParser):
             nested = name in hints and bare(hints[name]) in (Part, dict)
             return (f"{name}.{path}", None, False) if path and (nested or self._passes(name)) else None
         if name in hints:
-            return head if head in IN_SEQUENCES else name, hints[name], False
+            return head if head in AS_SPELT else name, hints[name], False
         if name in OPTION_FLAGS and "env_options" in hints:
             option, kind = OPTION_FLAGS[name]
             return f"env_options.{option}", kind, False
