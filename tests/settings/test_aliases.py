@@ -154,6 +154,9 @@ def test_a_later_layer_overrides_all_rates() -> None:
             {"int_discount": 0.9},
             "ppo_rnd has no setting 'int_discount': set gamma of the component",
         ),
+        ("rsac", {"num_epochs": 100}, "rsac has no setting 'num_epochs': set total_timesteps to the product"),
+        ("rsac", {"segment_len": 50}, "rsac has no setting 'segment_len': set sequence_length"),
+        ("sac", {"hit_reward": 1}, "sac has no setting 'hit_reward': it is an option of the environment"),
         ("ppo", {"eval_frequ": 5}, "ppo has no setting 'eval_frequ'; did you mean 'eval_freq'?"),
         (
             "td3",

@@ -174,6 +174,7 @@ NOTES: dict[str, str] = {
             "env_args",
             "max_episode_steps",
             "max_ep_len",
+            "hit_reward",
         ),
         OF_ENVIRONMENT,
     ),
@@ -279,6 +280,12 @@ NOTES: dict[str, str] = {
         "a generation ends when all learners have made generation_steps",
     ),
     # offpcc
+    "segment_len": "set sequence_length and sequence_stride to it, and stored_memory to false",
+    "recurrent_type": "set memory to lstm, gru, rnn or attention",
+    **dict.fromkeys(
+        ("num_epochs", "num_steps_per_epoch"), "set total_timesteps to the product of epochs and their steps"
+    ),
+    "num_test_episodes_per_epoch": "set n_eval_episodes, and eval_freq in environment steps",
     "run_id": "train once for each seed: --seeds 1 2 3",
     **dict.fromkeys(("record", "visualize"), "record trained policies with whorl eval RUN [RUN ...] --video"),
     # RLcycle
