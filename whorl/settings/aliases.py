@@ -440,10 +440,6 @@ NOTES_WHERE: dict[str, tuple[str, str]] = {
         "exploration_initial_eps",
         "set exploration_initial_eps and exploration_final_eps, between which epsilon falls, and exploration_fraction",
     ),
-    **dict.fromkeys(
-        ("noise_increasing_rate", "noise_max"),
-        ("action_noise", "set action_noise to [low, high], spread over environments"),
-    ),
     "alpha": ("ent_coef", "set ent_coef, the coefficient of the entropy"),
     **dict.fromkeys(
         ("gamma", "discount"),
