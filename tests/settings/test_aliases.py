@@ -141,8 +141,6 @@ def test_a_later_layer_overrides_all_rates() -> None:
             {"update_after": 5},
             "ppo has no setting 'update_after' (learning_starts), which belongs to ",
         ),
-        ("sac", {"noise_max": 0.1}, "sac has no setting 'noise_max': set action_noise to [low, high]"),
-        ("td3", {"noise_max": 0.1}, "td3 has no setting 'noise_max': set noise_scale"),
         ("a2c", {"batch_size": 32}, "a2c has no setting 'batch_size': an update takes whole rollouts"),
         ("a2c", {"alpha": 0.01}, "a2c has no setting 'alpha': set ent_coef"),
         ("sac", {"q_target_tau": 0.995}, "sac has no setting 'q_target_tau': set tau to 1 - q_target_tau"),

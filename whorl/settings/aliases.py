@@ -412,7 +412,7 @@ NOTES: dict[str, str] = {
     "max_actors_each_learner": "set actors",
     **dict.fromkeys(
         ("noise_increasing_rate", "noise_max"),
-        "set noise_scale of DDPG and TD3 to [low, high], spread over environments",
+        "set noise_scale to [low, high], spread over environments",
     ),
     **dict.fromkeys(
         (
