@@ -141,7 +141,21 @@ def test_every_page_is_reached_from_the_index() -> None:
 SETTINGS = [
     *(
         settings_of(algorithm_class(name)[1])
-        for name in ("ppo", "ppg", "impala", "a2c", "td3", "sac", "tqc", "dqn", "c51", "qr_dqn", "iqn", "pqn")
+        for name in (
+            "ppo",
+            "ppg",
+            "impala",
+            "a2c",
+            "td3",
+            "sac",
+            "tqc",
+            "dqn",
+            "c51",
+            "qr_dqn",
+            "iqn",
+            "pqn",
+            "agent57",
+        )
     ),
     fields_of(EvolveConfig),
 ]

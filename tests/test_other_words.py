@@ -36,7 +36,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ("ppo", "save_every", "did you mean 'checkpoint_freq'?"),
         ("ppo", "print_freq", "did you mean 'log_freq'?"),
         ("ppo", "lr_actor", "did you mean 'actor_lr'?"),
-        ("ppo", "critic_learning_rate", "did you mean 'critic_lr'?"),
+        ("ppo", "learning_rate_critic", "did you mean 'critic_lr'?"),
         ("ppo", "entropy_coefficient", "did you mean 'ent_coef'?"),
         ("ppo", "max_episodes", "did you mean 'total_episodes'?"),
         ("ppo", "total_frames", "did you mean 'total_timesteps'?"),
@@ -65,7 +65,6 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ("dqn", "epsilon", "set exploration_initial_eps and exploration_final_eps"),
         ("ppo", "epsilon", "which belongs to DDPG and TD3"),
         ("dqn", "epochs", "set total_timesteps"),
-        ("sac", "q_learning_rate", "did you mean 'critic_lr'?"),
         ("ppo", "stop_on_performance", "--help-all lists all settings"),
         ("ppo", "zzz", "--help-all lists all settings"),
     ],
@@ -119,12 +118,14 @@ def test_an_algorithm_with_another_name_is_answered(name: str, said: str) -> Non
     assert said in str(error.value)
 
 
-def test_max_epochs_of_tianshou_is_told_from_those_of_co_gym() -> None:
+def test_max_epochs_of_tianshou_is_told_from_those_of_co_gym(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.warns(UserWarning, match=r"iterations of 2,048 steps; for Tianshou's set total_timesteps"):
         whorl.load("Acrobot-v1", "ppo", max_epochs=10, num_envs=8, num_steps=256)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whorl.load("Acrobot-v1", "ppo", max_epochs=10, n_workers=8)
+        assert main(["config", "ppo", "Acrobot-v1", "--max_epochs", "10", "--n_workers", "8"]) == 0
+    assert "Tianshou" not in capsys.readouterr().err
 
 
 def test_a_flag_in_other_words_is_answered_with_the_one_here(capsys: pytest.CaptureFixture[str]) -> None:

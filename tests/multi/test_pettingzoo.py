@@ -113,6 +113,8 @@ def test_sharing_decides_who_has_a_policy_in_common(sharing, names):
     [
         ({"sharing": "all"}, "runner_0 and guard_0 of meadow have different spaces"),
         ({"sharing": "kind"}, "sharing is 'kind'; use type, none, all"),
+        ({"sharing": True}, "sharing is True; use type, none, all"),
+        ({"sharing": {"fast": 3}}, "sharing is {'fast': 3}; use type, none, all or a mapping"),
         ({"sharing": {"fast": "runner_*"}}, "agent 'guard_0' of meadow belongs to no behaviour"),
         ({"sharing": {"a": "*", "b": "guard_0"}}, "agent 'guard_0' of meadow belongs to a and b"),
         ({"sharing": {"a": "*_[01]", "b": "x"}}, "no agent of meadow is in behaviour 'b'"),

@@ -522,10 +522,19 @@ def test_an_environment_that_exists_once_is_refused(
 
 
 def test_names_of_advanced_sac_are_accepted(small: dict[str, Any], inline: None) -> None:
-    result = evolve(small, evolver_cem_best=0.9, evolver_cem_length=3, n_eval_episodes=None, generations=1)
-    assert all(row.selected for row in read_lineage(result.run_dir))
-    with pytest.raises(ConfigError, match="whorl evolve CONFIG"):
-        evolve(small, evolver_enabled=True)
+    found = load_population(
+        small, settings={"evolver_enabled": True, "evolver_cem_best": 0.9, "evolver_cem_length": 3}
+    )
+    assert (found.config.elite, found.settings.n_eval_episodes) == (0.9, 3)
+    with pytest.raises(ConfigError, match="a generation ends when all learners have made generation_steps"):
+        load_population(small, settings={"evolver_cem_time": 3})
+    with pytest.raises(ConfigError, match="a population is trained by whorl evolve CONFIG"):
+        whorl.load("CartPole-v1", "ppo", evolver_enabled=True)
+
+
+def test_all_settings_that_a_population_decides_are_named_at_once(small: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)^eval_freq can't be set .*\n\nsave_model can't be set"):
+        load_population(small, settings={"eval_freq": 100, "save_model": True})
 
 
 def test_no_setting_of_a_learner_has_the_name_of_one_of_the_population() -> None:

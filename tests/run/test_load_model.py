@@ -219,6 +219,11 @@ def test_names_are_looked_up_in_the_runs_folder_in_use(first: Path, tmp_path: Pa
         trainer.load_weights(first.name)
 
 
+def test_a_run_that_is_not_there_is_not_said_to_be_the_new_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run 'nowhere'; there are no runs in"):
+        go_on("nowhere", tmp_path, runs=str(tmp_path / "new"), name="begun")
+
+
 @pytest.mark.parametrize("changes", [{"buffer_size": 600}, {"num_envs": 4, "num_steps": 10}])
 def test_a_buffer_of_another_size_is_not_taken_and_the_message_says_what_to_set(
     changes: dict[str, Any], first: Path, tmp_path: Path

@@ -1,10 +1,13 @@
 """Names of settings in other libraries: translated where the meaning is the same, explained where it is not."""
 
+import re
+import warnings
 from typing import Any
 
 import pytest
 from torch import nn
 
+from whorl.cli import main
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part
 from whorl.population.config import EvolveConfig
@@ -78,6 +81,23 @@ def test_no_setting_of_an_algorithm_has_a_name_that_is_explained_away(preset: st
         ("a2c", {"lam": 0.5}, {"gae_lambda": 0.5}),
         ("sac", {"start_timesteps": 7}, {"random_steps": 7, "learning_starts": 7}),
         ("a3c", {"actor_gradients": "apart"}, {}),
+        (
+            "sac",
+            {"learning_rate": 0.5, "q_learning_rate": 0.25, "alpha_learning_rate": 0.1},
+            {"actor_lr": 0.5, "critic_lr": 0.25, "alpha_lr": 0.1},
+        ),
+        ("reinforce", {"baseline_learning_rate": 0.25}, {"critic_lr": 0.25}),
+        (
+            "ngu",
+            {"ext_discount": 0.9, "int_discount": 0.8, "policy_beta": 0.1},
+            {"max_gamma": 0.9, "min_gamma": 0.8, "max_beta": 0.1},
+        ),
+        (
+            "agent57",
+            {"ucb_window_size": 9, "ucb_beta": 0.2, "ucb_epsilon": 0.1},
+            {"bandit_window": 9, "bandit_beta": 0.2, "bandit_epsilon": 0.1},
+        ),
+        ("impala", {"rmsprop_eps": 0.01}, {"adam_eps": 0.01}),
         ("td3", {"policy_noise": 0.5, "noise_clip": 0.25}, {"target_noise": 0.5, "target_noise_clip": 0.25}),
     ],
 )
@@ -121,6 +141,20 @@ def test_a_later_layer_overrides_all_rates() -> None:
             {"update_after": 5},
             "ppo has no setting 'update_after' (learning_starts), which belongs to ",
         ),
+        ("a2c", {"batch_size": 32}, "a2c has no setting 'batch_size': an update takes whole rollouts"),
+        ("a2c", {"alpha": 0.01}, "a2c has no setting 'alpha': set ent_coef"),
+        ("sac", {"q_target_tau": 0.995}, "sac has no setting 'q_target_tau': set tau to 1 - q_target_tau"),
+        ("ngu", {"gamma": 0.9}, "ngu does not use gamma; set max_gamma and min_gamma"),
+        ("ngu", {"discount": 0.9}, "ngu has no setting 'discount': set max_gamma and min_gamma"),
+        ("agent57", {"num_neighbors": 3}, "agent57 has no setting 'num_neighbors': set episodic.neighbours"),
+        (
+            "ppo_rnd",
+            {"int_discount": 0.9},
+            "ppo_rnd has no setting 'int_discount': set gamma of the component",
+        ),
+        ("rsac", {"num_epochs": 100}, "rsac has no setting 'num_epochs': set total_timesteps to the product"),
+        ("rsac", {"segment_len": 50}, "rsac has no setting 'segment_len': set sequence_length"),
+        ("sac", {"hit_reward": 1}, "sac has no setting 'hit_reward': it is an option of the environment"),
         ("ppo", {"eval_frequ": 5}, "ppo has no setting 'eval_frequ'; did you mean 'eval_freq'?"),
         (
             "td3",
@@ -142,6 +176,28 @@ def test_a_name_without_a_counterpart_is_explained(
     with pytest.raises(ConfigError) as caught:
         configure(algorithm, "X", given)
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("name", ["replay_capacity", "min_replay_size"])
+def test_numbers_of_sequences_are_not_silently_taken_for_steps(name: str, capsys: Any) -> None:
+    sentence = (
+        rf"{name} is read as \w+, 2,000 steps; for 2,000 sequences, .* to 40000 \(sequence_stride is 20\)"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        configure("r2d2", "CartPole-v1", {name: 2000})
+    assert main(["config", "r2d2", "CartPole-v1", f"--{name}=2000"]) == 0
+    assert re.search(sentence, capsys.readouterr().err)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        configure("r2d2", "X", {"buffer_size": 2000, "learning_starts": 2000})
+        configure("dqn", "X", {name: 2000})
+
+
+def test_flags_that_absl_turns_off_are_understood(capsys: Any) -> None:
+    assert main(["config", "r2d2", "CartPole-v1", "--nouse_lstm"]) == 0
+    assert "memory: none" in capsys.readouterr().out
+    assert main(["config", "dqn", "CartPole-v1", "--noclip_grad"]) == 2
+    assert "set max_grad_norm, 0 for off" in capsys.readouterr().err
 
 
 def test_target_kl_is_accepted_with_the_schedule_that_uses_it() -> None:

@@ -118,6 +118,7 @@ def test_a_zero_comes_over_the_number_of_another_file_and_is_no_setting_where_th
         ({"base_config": {"max_iter": 100}}, "total_episodes"),
         ({"nn_config": {"rep": {"a": 1}}}, "nn_config can't be read: set options of encoder"),
         ({"hyper_params": {"train_freq": 4}}, "updates_per_step"),
+        ({"hyper_params": {"critic_gradient_clip": 10.0}}, "max_grad_norm"),
         ({"sac_config": 3}, "sac_config is 3; it must be a mapping"),
     ],
 )
@@ -217,6 +218,20 @@ def test_random_params_of_a_section_are_found(tmp_path: Path):
     content = {"sac_config": {"random_params": {"gamma": {"in": [0.5, 0.6]}}}}
     found = prepare("Pendulum-v1", "sac", {}, [written(tmp_path, content)], None, {})[1]
     assert found.gamma in (0.5, 0.6)
+
+
+def test_learning_rates_and_losses_of_rlcycle_s_actor_critics_are_read():
+    content = {
+        "experiment_info": {
+            "critic_loss": "rlcycle.a2c.loss.X",
+            "actor_loss": "rlcycle.a2c.loss.Y",
+            "test_render": False,
+        },
+        "hyper_params": {"critic_learning_rate": 0.25, "actor_learning_rate": 0.5},
+    }
+    with pytest.warns(UserWarning, match="actor_loss, critic_loss of experiment_info are ignored"):
+        found = configure("a2c", "", content)
+    assert (found.critic_lr, found.actor_lr) == (0.25, 0.5)
 
 
 def test_a_gpu_is_cuda():

@@ -57,6 +57,11 @@ def test_what_belongs_to_a_setting_without_effect_is_told_too() -> None:
             {"use_n_step_is": True},
             "use_n_step_is has no effect while n_step is 1; set n_step to more than 1",
         ),
+        (
+            "sac",
+            {"v_lambda": 0.99, "n_step": 10},
+            "v_lambda has no effect while use_n_step_is is false; set use_n_step_is to true",
+        ),
     ],
 )
 def test_a_setting_without_effect_is_told(algorithm: str, settings: dict[str, Any], sentence: str) -> None:
@@ -73,6 +78,8 @@ def test_a_setting_without_effect_is_told(algorithm: str, settings: dict[str, An
         ("prioritized_dqn", {"per_alpha": 0.5}),
         ("rsac", {"memory_size": 17}),
         ("sac", {"use_n_step_is": True, "n_step": 3}),
+        ("sac", {"use_n_step_is": True, "n_step": 3, "v_lambda": 0.9}),
+        ("sac", {"use_replay_buffer": False, "n_step": 3, "v_lambda": 0.9}),
         ("rainbow", {"exploration": "epsilon", "eps_final": 0.0}),
         ("ppo", {"wandb_group": "five"}),  # which --seeds sets
     ],

@@ -13,13 +13,16 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part, known
 from whorl.settings.aliases import (
+    COGYM,
     EXPANSIONS,
+    IN_SEQUENCES,
     NOTES,
     OF_ENVIRONMENT,
     OF_EVALUATION,
     OPPOSITES,
     canonical,
     is_expansion,
+    note_on,
 )
 from whorl.settings.alike import same_meaning
 from whorl.settings.merge import component_setting, related, spellings
@@ -36,6 +39,8 @@ SHORT = {
     "-s": "--seed N, or --seeds N N ...",
 }
 """short flags of other libraries, which do not all mean the same"""
+AS_SPELT = (*IN_SEQUENCES, *COGYM)
+"""aliases by which a library is known, whose numbers may count something else there"""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 OPTION_FLAGS: dict[str, tuple[str, type]] = {
     "editor": ("editor", bool),
@@ -175,7 +180,7 @@ class FlagParser(argparse.ArgumentParser):
             nested = name in hints and bare(hints[name]) in (Part, dict)
             return (f"{name}.{path}", None, False) if path and (nested or self._passes(name)) else None
         if name in hints:
-            return name, hints[name], False
+            return head if head in AS_SPELT else name, hints[name], False
         if name in OPTION_FLAGS and "env_options" in hints:
             option, kind = OPTION_FLAGS[name]
             return f"env_options.{option}", kind, False
@@ -186,7 +191,9 @@ class FlagParser(argparse.ArgumentParser):
         negated = (
             canonical(head.removeprefix(prefix), hints) for prefix in ("no_", "no") if head.startswith(prefix)
         )
-        positive = next((name for name in negated if bare(hints.get(name)) is bool), None)
+        positive = next(
+            (name for name in negated if bare(hints.get(name)) is bool or _is_switch(name, hints)), None
+        )
         return None if positive is None else (positive, bool, True)
 
     def _passes(self, name: str) -> bool:
@@ -204,8 +211,9 @@ class FlagParser(argparse.ArgumentParser):
                 f"{self.command} has no flag {flag}; options of the environment are --env_options.{option} VALUE"
             )
         # Other commands than those with settings are named by some notes.
-        if name in NOTES and (self.nested or f"whorl {self.command}" in NOTES[name]):
-            raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
+        note = note_on(name, self.hints)
+        if note and (self.nested or f"whorl {self.command}" in note):
+            raise ConfigError(f"{self.command} has no flag {flag}: {note}")
         if (here := OF_EVALUATION.get(name)) in self.hints:
             raise ConfigError(f"{self.command} has no flag {flag}; here it is called {_as_flag(str(here))}")
         if (here := OPPOSITES.get(name)) in self.hints:
@@ -232,6 +240,11 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
+
+
+def _is_switch(name: str, hints: Mapping[str, Any]) -> bool:
+    """Whether a name of another library turns on settings that have other values than true and false."""
+    return is_expansion(name, hints) and EXPANSIONS[name][0] is bool
 
 
 class _Store(argparse.Action):

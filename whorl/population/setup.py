@@ -39,6 +39,8 @@ FIXED = {
     ),
 }
 """settings that a population decides, with what to do instead"""
+ENABLED = "evolver_enabled"
+"""Advanced-SAC's switch, which is on in a population"""
 SAFE_REPLAY = (
     "gamma",
     "batch_size",
@@ -61,7 +63,14 @@ def split(
     for layer in layers:
         own |= {canonical(str(key), hints): value for key, value in layer.items()}
     own = {name: value for name, value in own.items() if name in hints}
-    rest = [{k: v for k, v in layer.items() if canonical(str(k), hints) not in hints} for layer in layers]
+    rest = [
+        {
+            k: v
+            for k, v in layer.items()
+            if canonical(str(k), hints) not in hints and (k, v) != (ENABLED, True)
+        }
+        for layer in layers
+    ]
     return own, drawn, rest
 
 
@@ -76,10 +85,12 @@ def named(layers: Sequence[Mapping[str, Any]], key: str, example: str) -> Any:
 def check_layers(layers: Iterable[Mapping[str, Any]], algorithm: str) -> None:
     """Raise for settings of learners that a population decides, and for misspelt ones of the population."""
     hints = settings_of(algorithm_class(algorithm)[1])
-    for key in (str(key) for layer in layers for key in layer):
+    keys = list(dict.fromkeys(str(key) for layer in layers for key in layer))
+    fixed = [(key, FIXED[name]) for key in keys if (name := canonical(key, hints)) in FIXED]
+    if problems := [f"{key} can't be set for a population: {why}" for key, why in fixed]:
+        raise ConfigError(problems[0], "\n".join(problems[1:]))
+    for key in keys:
         name = canonical(key, hints)
-        if name in FIXED:
-            raise ConfigError(f"{key} can't be set for a population: {FIXED[name]}")
         word = misspelt(name, fields_of(EvolveConfig))
         if word and name not in hints and not is_expansion(name, hints):
             raise ConfigError(

@@ -103,7 +103,7 @@ class Checkpointing:
         Schedules continue over the steps of both runs; environments begin new episodes.
         """
         assert self.run_dir is not None
-        found = find_checkpoint(resolve_run(run, Path(self.parts.settings.run.runs)))
+        found = find_checkpoint(resolve_run(run, Path(self.parts.settings.run.runs), new=self.run_dir))
         messages = [load_weights(self.parts.agent, found, strict)]
         with checkpoint.reading(found.folder, checkpoint.METADATA):
             self.counters.earlier = earlier(found)

@@ -29,7 +29,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "runs": "logdir log_dir log_folder output_dir save_dir results_dir",
         "tag": "exp_name experiment_name",
         "tensorboard": "use_tensorboard tb",
-        "screenshot_freq": "debug_screenshots_interval",
+        "screenshot_freq": "debug_screenshots_interval debug_screenshots_frequency",
         "log_file": "logger_in_file",
         "use_wandb": "wandb track log_wandb",
         "wandb_project": "wandb_project_name",
@@ -44,10 +44,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "noisy": "use_noisy",
         "noisy_sigma": "sigma0",
         # Optimizers
-        "actor_lr": "policy_lr pi_lr",
-        "critic_lr": "q_lr vf_lr qf_lr value_lr",
-        "alpha_lr": "temperature_lr",
-        "adam_eps": "rms_prop_eps",
+        "actor_lr": "policy_lr pi_lr actor_learning_rate policy_learning_rate",
+        "critic_lr": "q_lr vf_lr qf_lr value_lr critic_learning_rate q_learning_rate baseline_learning_rate",
+        "alpha_lr": "temperature_lr alpha_learning_rate",
+        "adam_eps": "rms_prop_eps rmsprop_eps",
         "max_grad_norm": "gradient_clip grad_clip gradient_clip_norm",
         # Rollouts and policy gradients
         "gamma": "discount discount_factor",
@@ -93,7 +93,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "sequence_length": "sequence",
         "sequence_stride": "stride",
         "burn_in": "replay_burn_in burn_in_step",
-        "target_update_interval": "target_every target_net_update_interval target_update_freq",
+        "target_update_interval": "target_every target_net_update_interval target_update_freq "
+        "target_network_update_frequency",
         "policy_delay": "actor_every update_actor_freq",
         # Exploration
         "exploration_initial_eps": "epsilon_start start_e initial_epsilon exploration_epsilon_begin_value",
@@ -119,6 +120,13 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "n_target_fractions": "num_tau_prime_samples target_sample_size",
         "n_policy_fractions": "num_quantile_samples sample_size",
         "double": "double_q is_double",
+        # Families of exploring policies
+        "max_beta": "policy_beta",
+        "max_gamma": "ext_discount",
+        "min_gamma": "int_discount",
+        "bandit_window": "ucb_window_size",
+        "bandit_beta": "ucb_beta",
+        "bandit_epsilon": "ucb_epsilon",
         # Populations
         "elite": "evolver_cem_best",
         "remove_worst": "evolver_remove_worst",
@@ -173,6 +181,7 @@ NOTES: dict[str, str] = {
             "env_args",
             "max_episode_steps",
             "max_ep_len",
+            "hit_reward",
         ),
         OF_ENVIRONMENT,
     ),
@@ -248,7 +257,7 @@ NOTES: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("max_steps_per_episode", "episode_length", "max_episode_length"),
-        "set the time limit of the environment, in env_options",
+        "set the time limit of the environment: env_options max_episode_steps (Gymnasium) or max_steps (native ones)",
     ),
     **dict.fromkeys(("n_stack", "num_stack"), "set env_options: {frame_stack: 4}"),
     **dict.fromkeys(
@@ -278,6 +287,12 @@ NOTES: dict[str, str] = {
         "a generation ends when all learners have made generation_steps",
     ),
     # offpcc
+    "segment_len": "set sequence_length and sequence_stride to it, and stored_memory to false",
+    "recurrent_type": "set memory to lstm, gru, rnn or attention",
+    **dict.fromkeys(
+        ("num_epochs", "num_steps_per_epoch"), "set total_timesteps to the product of epochs and their steps"
+    ),
+    "num_test_episodes_per_epoch": "set n_eval_episodes, and eval_freq in environment steps",
     "run_id": "train once for each seed: --seeds 1 2 3",
     **dict.fromkeys(("record", "visualize"), "record trained policies with whorl eval RUN [RUN ...] --video"),
     # RLcycle
@@ -285,13 +300,48 @@ NOTES: dict[str, str] = {
     "max_exploration_frame": "set exploration_fraction, the fraction of the run over which epsilon falls",
     "per_beta_max": "priority_beta rises to 1, over priority_beta_steps",
     "test_interval": "set eval_freq, in environment steps",
-    **dict.fromkeys(("render_train", "render_test"), "show trained policies with whorl eval RUN --render"),
+    **dict.fromkeys(
+        ("render_train", "render_test", "train_render", "test_render"),
+        "show trained policies with whorl eval RUN --render",
+    ),
+    **dict.fromkeys(
+        ("actor_gradient_clip", "critic_gradient_clip"), "set max_grad_norm, the limit for each network"
+    ),
+    "max_update_steps": "set max_iterations, or total_timesteps in environment steps",
     **dict.fromkeys(("is_atari", "is_discrete", "use_conv"), "it follows from the environment; leave it out"),
     "defaults": "take the settings of other files over with inherits: FILE",
     "model": "networks follow from the environment; set encoder, actor_network, critic_network by class and params",
     # Deep RL Zoo
-    "clip_grad": "set max_grad_norm, 0 for off",
+    **dict.fromkeys(("clip_grad", "noclip_grad"), "set max_grad_norm, 0 for off"),
     "learn_interval": "set updates_per_step to 1 / learn_interval",
+    "learn_frequency": "set updates_per_step to 1 / learn_frequency",
+    "q_target_tau": "set tau to 1 - q_target_tau",
+    **dict.fromkeys(
+        ("clip_epsilon_begin_value", "clip_epsilon_end_value"),
+        "set clip_range, which stays the same during training",
+    ),
+    **dict.fromkeys(("rmsprop_alpha", "rmsprop_momentum"), "set optimizer.alpha and optimizer.momentum"),
+    **dict.fromkeys(
+        ("int_learning_rate", "rnd_learning_rate", "icm_learning_rate"),
+        "set lr of the component: episodic.lr, rnd.lr or icm.lr",
+    ),
+    "ext_discount": "set gamma",
+    **dict.fromkeys(("int_discount", "rnd_discount"), "set gamma of the component: rnd.gamma or icm.gamma"),
+    "rnd_experience_proportion": "set rnd.proportion",
+    "observation_norm_steps": "set rnd.warmup_steps",
+    "observation_norm_clip": "set rnd.obs_clip_range",
+    "intrinsic_lambda": "set icm.weight, by which the reward is multiplied after it was normalised",
+    "icm_beta": "set icm.beta",
+    "policy_loss_coef": "policy and ICM have optimizers of their own, so their losses need no relative weight",
+    "episodic_memory_capacity": "set episodic.capacity",
+    "num_neighbors": "set episodic.neighbours",
+    **{name: f"set episodic.{name}" for name in ("kernel_epsilon", "cluster_distance", "max_similarity")},
+    **dict.fromkeys(
+        ("reset_episodic_memory", "noreset_episodic_memory"), "it is always emptied when an episode ends"
+    ),
+    **dict.fromkeys(("transformed_retrace", "notransformed_retrace"), "set rescale_values"),
+    "learner_batch_size": "with actor_gradients averaged, an update has the gradients of all actors",
+    "checkpoint_dir": "checkpoints are in the run folder; runs names the folder of all runs",
     "exploration_epsilon_decay_step": "set exploration_fraction, the fraction of the run over which epsilon falls",
     "importance_sampling_exponent": "set priority_beta",
     "importance_sampling_exponent_end_value": "priority_beta rises to 1, over priority_beta_steps",
@@ -300,9 +350,14 @@ NOTES: dict[str, str] = {
     "tau_samples_policy": "set n_fractions, n_target_fractions and n_policy_fractions",
     "unroll_length": "set sequence_length, or num_steps of on-policy algorithms",
     "rescale_epsilon": "set rescale_values, whose epsilon is 1/1000",
-    "actor_update_interval": "acting weights are renewed with each rollout, of num_steps",
-    **dict.fromkeys(("num_iterations", "num_train_steps"), "set total_timesteps to their product"),
-    "num_eval_steps": "set n_eval_episodes: whole episodes are played",
+    **dict.fromkeys(
+        ("actor_update_interval", "actor_update_frequency"),
+        "acting weights are renewed with each rollout, of num_steps",
+    ),
+    **dict.fromkeys(
+        ("num_iterations", "num_train_steps", "num_train_frames"), "set total_timesteps to their product"
+    ),
+    **dict.fromkeys(("num_eval_steps", "num_eval_frames"), "set n_eval_episodes: whole episodes are played"),
     **dict.fromkeys(
         ("environment_frame_skip", "environment_frame_stack", "environment_height", "environment_width"),
         "set env_options: frame_skip, stack and screen",
@@ -319,7 +374,8 @@ NOTES: dict[str, str] = {
     # Advanced-SAC
     "max_iter": "an iteration is an episode there; set total_episodes, or total_timesteps",
     "max_step": "set total_timesteps, in environment steps",
-    "max_step_each_iter": "set the time limit of the environment, in env_options, or eval_max_steps of evaluations",
+    "max_step_each_iter": "set the time limit of the environment: env_options max_episode_steps (Gymnasium) or "
+    "max_steps (native ones), or eval_max_steps of evaluations",
     "reset_on_iteration": "environments are reset at the end of an episode, and by reset_every",
     "write_summary_per_step": "set log_freq, in environment steps",
     "save_model_per_step": "set checkpoint_freq, in environment steps",
@@ -362,7 +418,8 @@ NOTES: dict[str, str] = {
     "update_sac_bak_per_step": "acting weights are renewed with each rollout; set max_lag",
     "max_actors_each_learner": "set actors",
     **dict.fromkeys(
-        ("noise_increasing_rate", "noise_max"), "set noise_scale to [low, high], spread over environments"
+        ("noise_increasing_rate", "noise_max"),
+        "set noise_scale to [low, high], spread over environments",
     ),
     **dict.fromkeys(
         (
@@ -390,8 +447,20 @@ NOTES_WHERE: dict[str, tuple[str, str]] = {
         "exploration_initial_eps",
         "set exploration_initial_eps and exploration_final_eps, between which epsilon falls, and exploration_fraction",
     ),
+    "alpha": ("ent_coef", "set ent_coef, the coefficient of the entropy"),
+    **dict.fromkeys(
+        ("gamma", "discount"),
+        ("max_gamma", "set max_gamma and min_gamma, between which the policies' discounts lie"),
+    ),
+    "batch_size": (
+        "num_steps",
+        "an update takes whole rollouts: set num_envs and num_steps, and with actors trajectories_per_batch",
+    ),
 }
 """the same for a name that only means something where an algorithm has a certain setting, which comes first"""
+
+IN_SEQUENCES = ("replay_capacity", "min_replay_size")
+"""names by which Deep RL Zoo counts sequences of steps where the algorithm has a memory; here they count steps"""
 
 
 def note_on(name: str, hints: Mapping[str, Any]) -> str:

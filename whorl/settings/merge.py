@@ -6,7 +6,7 @@ each component. Keys are flat; those of a component are nested under its name (`
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from whorl.settings.aliases import (
     ALIASES,
     COGYM,
     EXPANSIONS,
+    IN_SEQUENCES,
     SHARE_NOTHING,
     SHARED_OFF_POLICY,
     SHARED_ON_POLICY,
@@ -85,8 +86,9 @@ class Settings:
     def replace(self, **changes: Any) -> "Settings":
         """The same settings with some values changed (names or aliases)."""
         found = configure(self.algorithm, self.env, self.plain(), presets=False, changes=changes)
-        sizes = {"buffer_size", "buffer_size_per_env"}
-        return replace(found, buffer_chosen=self.buffer_chosen or bool(sizes & set(changes)))
+        sizes = dict.fromkeys(("buffer_size", "buffer_size_per_env"))
+        chosen = any(canonical(key, sizes) in sizes for key in changes)
+        return replace(found, buffer_chosen=self.buffer_chosen or chosen)
 
 
 def configure(
@@ -167,12 +169,27 @@ def configure(
         chosen_names = {canonical(key, hints) for layer in user for key in layer if "algorithm" not in layer}
         _check_meaning(chosen_names, algo)
         default_values = {key: value for config in configs for key, value in vars(config()).items()}
+        for sentence in in_sequences(user, vars(run) | vars(algo)):
+            messages.warn(sentence)
         for sentence in without_effect({**vars(run), **vars(algo)}, default_values, chosen_names):
             messages.warn(sentence)
     if not (run.total_timesteps or run.max_iterations or run.total_episodes):
         raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
     buffer_chosen = not presets or bool(given & {"buffer_size", "buffer_size_per_env"})
     return Settings(name, env, run, algo, dict(env_options), components, buffer_chosen)
+
+
+def in_sequences(layers: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences on numbers of steps that Deep RL Zoo, where an algorithm has a memory, counts in sequences."""
+    if values.get("memory", "none") == "none":
+        return
+    for name in dict.fromkeys(key for layer in layers for key in layer if key in IN_SEQUENCES):
+        setting = ALIASES[name][0]
+        steps, stride = values[setting], values["sequence_stride"]
+        yield (
+            f"{name} is read as {setting}, {steps:,} steps; for {steps:,} sequences, as Deep RL Zoo counts them with a "
+            f"memory, set {setting} to {steps * stride} (sequence_stride is {stride})"
+        )
 
 
 def _check_one_name(layer: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
@@ -305,7 +322,7 @@ def _check_known(
         meant = next((word for word in (key, *ALIASES.get(key, ())) if word in shared), None)
         if meant is None:
             if key in _unused(config_of(cls)):
-                raise ConfigError(f"{name} does not use {key}; leave it out")
+                raise ConfigError(f"{name} does not use {key}; {note_on(key, hints) or 'leave it out'}")
             problems.append(unknown_setting(name, key, hints, components).message)
             continue
         own = f"; its own is {TWINS[meant]}" if TWINS.get(meant) in hints else ""

@@ -36,7 +36,10 @@ OFF = {
 CHOSEN = {
     "base_config": ("env_type", "env_name", "env_args", "unity_args"),
     "sac_config": ("nn",),
-    "experiment_info": ("env", "experiment_name", "agent", "learner", "loss", "action_selector"),
+    "experiment_info": (
+        *("env", "experiment_name", "agent", "learner", "action_selector"),
+        *("loss", "actor_loss", "critic_loss"),
+    ),
 }
 """keys by section that say which environment, algorithm and networks run, which the command says here"""
 SECTIONS = ("base_config", "replay_config", "sac_config", "oc_config", "hyper_params", "experiment_info")
@@ -44,7 +47,8 @@ EMPTY = ("nn_config", "reset_config", "net_config", "model")
 """sections that have to be empty; `NOTES` says what to write instead"""
 AS_HERE = {
     **dict.fromkeys(("max_iter", "max_step", "max_step_each_iter", "max_actors_each_learner"), -1),
-    **dict.fromkeys(("render_train", "render_test", "q_reg_coeff", "noise_increasing_rate"), 0),
+    **dict.fromkeys(("render_train", "render_test", "train_render", "test_render"), 0),
+    **dict.fromkeys(("q_reg_coeff", "noise_increasing_rate"), 0),
     **dict.fromkeys(("reset_on_iteration", "per_beta_max"), 1),
 }
 """keys whose value, if it is this one, means what leaving them out means"""

@@ -31,6 +31,7 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("memory", _is("attention"), "set memory to attention", "memory_heads memory_window"),
     ("her", _on, "set her to future", "her_goals"),
     ("n_step", lambda steps: steps > 1, "set n_step to more than 1", "use_n_step_is refresh_probabilities"),
+    ("use_n_step_is", _on, "set use_n_step_is to true", "v_lambda v_rho v_c"),
     ("noise", _is("ou"), "set noise to ou", "noise_theta"),
     ("noise", _on, "set noise to gaussian or ou", "noise_scale noise_final"),
     ("action_noise", _on, "set action_noise to more than 0", "action_noise_theta"),
@@ -52,6 +53,8 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
 )
 """a setting, when it is on, how to switch it on, and the settings that have no effect while it is off"""
+_IMPLIED = {"use_n_step_is": ("use_replay_buffer", False)}
+"""settings that are on whatever their value, where another setting has this one"""
 
 
 def without_effect(
@@ -68,6 +71,7 @@ def without_effect(
         f"{name} has no effect while {switch} is {_shown(values[switch])}; {remedy}"
         for switch, is_on, remedy, names in _SWITCHES
         if switch in values and switch not in chosen and not is_on(values[switch])
+        if switch not in _IMPLIED or values[_IMPLIED[switch][0]] != _IMPLIED[switch][1]
         for name in names.split()
         if name in chosen and name in values and values[name] != defaults[name]
     ]

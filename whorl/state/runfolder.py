@@ -63,8 +63,12 @@ def find_run(path_or_name: Path | str, runs: Path = RUNS) -> Path | None:
     return None if folder is None else folder.resolve()
 
 
-def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
-    """The run or checkpoint folder with this path, or with this name in `runs`."""
+def resolve_run(path_or_name: Path | str, runs: Path = RUNS, new: Path | None = None) -> Path:
+    """The run or checkpoint folder with this path, or with this name in `runs`.
+
+    Args:
+        new: the folder of a run that begins, which errors do not name.
+    """
     folder = find_run(path_or_name, runs)
     if folder is not None:
         return folder
@@ -73,7 +77,7 @@ def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
     if run is not None:
         there = sorted(entry.name for entry in run.iterdir() if entry.is_dir() and run_of(entry) != entry)
         raise CheckpointError(f"{run} has no {path.name}; it has {', '.join(there) or 'no checkpoint yet'}")
-    known = run_names(runs)
+    known = [name for name in run_names(runs) if new is None or name != new.name]
     hint = nearest(path.name, known, MOST_NAMES) if known else f"there are no runs in {runs} yet"
     raise CheckpointError(f"no run {str(path_or_name)!r}; {hint}")
 

@@ -50,7 +50,7 @@ class PettingZooOptions:
     """train this behaviour alone; agents of the others get actions of 0, in games in turns the first legal one"""
 
     def __post_init__(self) -> None:
-        if isinstance(self.sharing, str) and self.sharing not in SHARING:
+        if not _is_sharing(self.sharing):
             raise ConfigError(
                 f"sharing is {self.sharing!r}; use {', '.join(SHARING)} or a mapping of names to agents"
             )
@@ -202,6 +202,15 @@ def _probe(id: str, factory: Factory, options: PettingZooOptions) -> Scene:
         return Scene(groups, snapshot_of(env) is not None)
     finally:
         env.close()
+
+
+def _is_sharing(value: Any) -> bool:
+    """Whether the option sharing is one of its words, or names agents (patterns) for each behaviour."""
+    if isinstance(value, str):
+        return value in SHARING
+    return isinstance(value, Mapping) and all(
+        isinstance(given, str | list | tuple) for given in value.values()
+    )
 
 
 def _shared(id: str, agents: Sequence[str], sharing: str | Mapping[str, Any]) -> dict[str, list[str]]:
