@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import whorl
-from whorl.bench.suite import suites
 from whorl import cli
+from whorl.bench.suite import suites
 from whorl.cli import commands, main
 from whorl.cli.commands import TrainFlags
 from whorl.cli.flags import FlagParser

@@ -321,6 +321,8 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
         (["train", "ppo", "CartPole-v1", "--memory"], "needs a value: one of none, lstm, gru"),
         (["eval", "cartpole", "--n-eval-episodes", "2"], "here it is called --episodes"),
         (["eval", "cartpole", "--deterministic"], "the opposite is --stochastic, true or false"),
+        (["train", "sac", "Pendulum-v1", "--noise-max", "1"], "--noise-max: set action_noise to [low, high]"),
+        (["train", "td3", "Pendulum-v1", "--noise-max", "1"], "--noise-max: set noise_scale to [low, high]"),
         (["plot", "mine", "--iqm"], "here it is called --statistic"),
         (["train", "ppo", "CartPole-v1", "--hyperparams", "a:1"], "on the command line a flag"),
         (["train", "ppo", "CartPole-v1", "--eval-freq", "0"], "eval_freq is 0; it must be at least 1\n"),

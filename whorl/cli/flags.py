@@ -20,6 +20,7 @@ from whorl.settings.aliases import (
     OPPOSITES,
     canonical,
     is_expansion,
+    note_on,
 )
 from whorl.settings.alike import same_meaning
 from whorl.settings.merge import component_setting, related, spellings
@@ -204,8 +205,9 @@ class FlagParser(argparse.ArgumentParser):
                 f"{self.command} has no flag {flag}; options of the environment are --env_options.{option} VALUE"
             )
         # Other commands than those with settings are named by some notes.
-        if name in NOTES and (self.nested or f"whorl {self.command}" in NOTES[name]):
-            raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
+        note = note_on(name, self.hints)
+        if note and (self.nested or f"whorl {self.command}" in note):
+            raise ConfigError(f"{self.command} has no flag {flag}: {note}")
         if (here := OF_EVALUATION.get(name)) in self.hints:
             raise ConfigError(f"{self.command} has no flag {flag}; here it is called {_as_flag(str(here))}")
         if (here := OPPOSITES.get(name)) in self.hints:
