@@ -78,7 +78,10 @@ def test_methods_of_a_model_are_answered_with_those_here(result: Result) -> None
 
 def test_a_trainer_is_not_saved_elsewhere(tmp_path: Path) -> None:
     trainer = whorl.load("CartPole-v1", "ppo", SMALL, runs=str(tmp_path), name="mine")
-    with pytest.raises(ConfigError, match=r"save takes no path \('model'\): .* whorl.restore"):
+    for given in ({"path": "model"}, {"path": Path("model")}):
+        with pytest.raises(ConfigError, match=r"save takes no path \('model'\): .* whorl.restore"):
+            trainer.save(**given)
+    with pytest.raises(ConfigError, match="save takes no path"):
         trainer.save("model")
     trainer.train()
     with pytest.raises(CheckpointError, match=r"training is not under way; the run is saved in .*mine"):
