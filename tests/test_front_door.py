@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import whorl
+from whorl import cli
 from whorl.bench.suite import suites
 from whorl.cli import commands, main
 from whorl.cli.commands import TrainFlags
@@ -504,15 +505,17 @@ def test_a_second_ctrl_c_before_the_first_checkpoint_says_how_to_start_again(tmp
     assert "--trust door_env" in said
 
 
-def test_ctrl_c_in_a_terminal_ends_a_loop_over_seeds_of_a_shell(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["making", "importing"])
+def test_ctrl_c_in_a_terminal_ends_a_loop_over_seeds_of_a_shell(where: str, tmp_path: Path) -> None:
     """A shell goes on with the next command after a status of 130, but not where the signal ended the last."""
     (tmp_path / "door_env.py").write_text(
         dedent(
-            """
+            f"""
             import os, time
             def Slow():
-                os.mkfifo(f"here{len(os.listdir('.'))}")
+                os.mkfifo(f"here{{len(os.listdir('.'))}}")
                 time.sleep(600)
+            {"" if where == "making" else "Slow()"}
             """
         )
     )
@@ -542,6 +545,23 @@ def test_ctrl_c_in_a_terminal_ends_a_loop_over_seeds_of_a_shell(tmp_path: Path) 
             os.killpg(process.pid, signal.SIGKILL)
         os.close(terminal)
         os.close(end)
+
+
+@pytest.mark.parametrize(("system", "ends"), [("posix", True), ("nt", False)])
+def test_a_process_ends_by_the_signal_where_systems_know_that(
+    system: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows `os.kill` would end it with 2, the status of a mistake."""
+    before, killed = signal.getsignal(signal.SIGINT), list[int]()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "isatty", lambda stream: True)
+            patch.setattr(os, "kill", lambda process, number: killed.append(number))
+            patch.setattr(os, "name", system)
+            cli._end_by_interrupt()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert killed == [signal.SIGINT] * ends
 
 
 # The whole way

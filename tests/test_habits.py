@@ -78,7 +78,10 @@ def test_methods_of_a_model_are_answered_with_those_here(result: Result) -> None
 
 def test_a_trainer_is_not_saved_elsewhere(tmp_path: Path) -> None:
     trainer = whorl.load("CartPole-v1", "ppo", SMALL, runs=str(tmp_path), name="mine")
-    with pytest.raises(ConfigError, match=r"save takes no path \('model'\): .* whorl.restore"):
+    for given in ({"path": "model"}, {"path": Path("model")}):
+        with pytest.raises(ConfigError, match=r"save takes no path \('model'\): .* whorl.restore"):
+            trainer.save(**given)
+    with pytest.raises(ConfigError, match="save takes no path"):
         trainer.save("model")
     trainer.train()
     with pytest.raises(CheckpointError, match=r"training is not under way; the run is saved in .*mine"):
@@ -321,6 +324,8 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
         (["train", "ppo", "CartPole-v1", "--memory"], "needs a value: one of none, lstm, gru"),
         (["eval", "cartpole", "--n-eval-episodes", "2"], "here it is called --episodes"),
         (["eval", "cartpole", "--deterministic"], "the opposite is --stochastic, true or false"),
+        (["train", "sac", "Pendulum-v1", "--noise-max", "1"], "--noise-max: set action_noise to [low, high]"),
+        (["train", "td3", "Pendulum-v1", "--noise-max", "1"], "--noise-max: set noise_scale to [low, high]"),
         (["plot", "mine", "--iqm"], "here it is called --statistic"),
         (["train", "ppo", "CartPole-v1", "--hyperparams", "a:1"], "on the command line a flag"),
         (["train", "ppo", "CartPole-v1", "--eval-freq", "0"], "eval_freq is 0; it must be at least 1\n"),

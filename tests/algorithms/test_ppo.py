@@ -377,6 +377,21 @@ def test_other_networks_and_optimizers_use_autograd(settings: dict[str, Any]) ->
     assert not build(PPO, batch_size=16, **settings).by_hand
 
 
+def test_what_losses_by_hand_return_may_be_changed_and_read_by_autograd() -> None:
+    """A subclass may learn from the entropy, for instance."""
+    agent = build(PPO, batch_size=16)
+    batch = agent.begin_update(rollout(agent))
+    actor, critic = agent.columns_of(batch, *agent.estimate(batch))
+    ((rows, data),) = minibatches(batch, {**actor, **critic}, 16, agent.random("actor"))
+    assert set(agent.by_hand) == {"actor", "critic"}
+    factor = torch.ones((), requires_grad=True)
+    for value in (*agent.actor_pass(rows, data, measure=True)[1:], *agent.critic_pass(rows, data)[1:]):
+        before = value.mean().item()
+        (gradient,) = torch.autograd.grad((factor * value).mean(), factor)
+        assert gradient.item() == pytest.approx(before, abs=1e-6)
+        value.zero_()
+
+
 def test_losses_that_a_subclass_defines_are_used() -> None:
     class Other(PPO):
         def actor_loss(self, policy: Any, data: dict[str, Tensor], measure: bool) -> Any:

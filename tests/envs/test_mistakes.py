@@ -126,6 +126,16 @@ def test_a_shape_that_numpy_would_broadcast_is_refused_at_the_first_step() -> No
             GOOD,
             "it is an array of shape (3,) but its space a Dict; make them agree",
         ),
+        (
+            spaces.Tuple([spaces.Discrete(2)]),
+            (0, 1),
+            "it is a tuple of 2 but its space a Tuple of 1; make them agree",
+        ),
+        (
+            spaces.Dict(a=spaces.Discrete(2)),
+            {1: 0, "b": 1},
+            "it has the keys [1, 'b'] but its space ['a']; make them agree",
+        ),
     ],
 )
 def test_an_observation_of_another_kind_is_told_by_its_kind(

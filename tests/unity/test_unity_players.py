@@ -223,6 +223,20 @@ def test_a_player_that_hangs_behind_a_script_is_ended_with_it(tmp_path: Path) ->
     assert ended(hung), "the player that hung still runs"
 
 
+def test_a_player_that_has_just_ended_is_killed_where_the_system_denies_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As macOS does for a group whose processes have ended and were not waited for."""
+
+    def denied(group: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    player = unity.Player(ID.removeprefix("unity:"), read_options(ID, {"args": "--agents 1"}), 0, 0)
+    monkeypatch.setattr("os.killpg", denied)
+    player.kill()
+    assert player._process is not None and player._process.poll() is not None
+
+
 def ended(process: int) -> bool:
     """Whether a process that was killed ends."""
     deadline = time.monotonic() + 60

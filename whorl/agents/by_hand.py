@@ -33,11 +33,17 @@ class ActorByHand:
         self._net, self._gradients = net, ByHand(tuple(gradients.values()))
         self._of_std = gradients[id(head.log_std)] if isinstance(head, GaussianHead) else None
 
-    @torch.inference_mode()
     def __call__(
         self, rows: Rows, data: dict[str, Tensor], measure: bool
     ) -> tuple[ByHand, Tensor, Tensor, Tensor]:
         """Gradients and loss, log ratio and entropy of rows [R, N]."""
+        loss, log_ratio, entropy = self._pass(rows, data, measure)
+        # Unlike tensors of inference mode, their copies may be changed in place and read by autograd, as a subclass
+        # of the algorithm may do.
+        return self._gradients, loss.clone(), log_ratio.clone(), entropy.clone()
+
+    @torch.inference_mode()
+    def _pass(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, Tensor, Tensor]:
         outputs = self._net.forward(rows.selected.flatten(0, 1))
         read = PolicyRows(*(data[name].flatten(0, 1) for name in PolicyRows._fields if name in data))
         if self._normalizes:
@@ -52,7 +58,7 @@ class ActorByHand:
             torch.mul(found.slope_of_log_std, log_std == self._head.log_std, out=self._of_std)
         self._net.backward(found.slope)
         shape = data["weight"].shape
-        return self._gradients, found.loss, found.log_ratio.view(shape), found.entropy.view(shape)
+        return found.loss, found.log_ratio.view(shape), found.entropy.view(shape)
 
 
 class CriticByHand:
@@ -61,13 +67,16 @@ class CriticByHand:
     def __init__(self, net: Dense, gradients: dict[int, Tensor]) -> None:
         self._net, self._gradients = net, ByHand(tuple(gradients.values()))
 
-    @torch.inference_mode()
     def __call__(self, rows: Rows, data: dict[str, Tensor]) -> tuple[ByHand, Tensor]:
         """Gradients and loss."""
+        return self._gradients, self._pass(rows, data).clone()  # as in `ActorByHand`
+
+    @torch.inference_mode()
+    def _pass(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
         value = self._net.forward(rows.selected.flatten(0, 1)).flatten()
         loss, slope = squared_loss(value, data["target"].flatten(), data["value_weight"].flatten())
         self._net.backward(slope.unsqueeze(-1))
-        return self._gradients, loss
+        return loss
 
     @torch.no_grad()
     def values(self, rows: Rows) -> Tensor:

@@ -28,18 +28,22 @@ def run() -> int:
 
     A loop of a shell over seeds would go on with the next one after any ordinary exit status, 130 too.
     """
-    stopped: list[int] = []
-    atexit.register(_end_by_interrupt, stopped)  # runs after what is registered later
+    status = 0
+
+    def end() -> None:
+        if status == INTERRUPTED:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            _end_by_interrupt()
+
+    atexit.register(end)  # runs after what is registered later
     status = main()
-    if status == INTERRUPTED and sys.stderr.isatty():
-        stopped.append(status)
     return status
 
 
-def _end_by_interrupt(stopped: Sequence[int]) -> None:
-    if stopped:
-        sys.stdout.flush()
-        sys.stderr.flush()
+def _end_by_interrupt() -> None:
+    """End the process by the signal, if it has a terminal; Windows has no such end."""
+    if os.name == "posix" and os.isatty(2):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -137,6 +141,7 @@ def _interrupter(untouched: str) -> Callable[[int, FrameType | None], None]:
             os.write(2, f"whorl: interrupted{what}\n".encode())
             if "whorl.distributed.watch" in sys.modules:  # which has no more to say
                 sys.modules["whorl.distributed.watch"].close_all()
+            _end_by_interrupt()
             os._exit(INTERRUPTED)
         raise KeyboardInterrupt
 

@@ -77,7 +77,7 @@ def wrong_observation(space: spaces.Space, obs: Any, name: str) -> str | None:
         return None
     if isinstance(space, spaces.Dict) and isinstance(obs, dict):
         if set(obs) != set(space.spaces):
-            return f"{name} has the keys {sorted(obs)} but its space {sorted(space.spaces)}; make them agree"
+            return f"{name} has the keys {sorted(obs, key=str)} but its space {sorted(space.spaces)}; make them agree"
         for key, child in space.spaces.items():
             if not child.contains(obs[key]):
                 return wrong_observation(child, obs[key], f"{name}, key {key!r},")
@@ -88,7 +88,8 @@ def wrong_observation(space: spaces.Space, obs: Any, name: str) -> str | None:
     if isinstance(space, spaces.Box):
         return _wrong_array(space, obs, name)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return f"{name} is {form_of(obs)} but its space a {type(space).__name__}; make them agree"
+        kind = "a Dict" if isinstance(space, spaces.Dict) else f"a Tuple of {len(space.spaces)}"
+        return f"{name} is {form_of(obs)} but its space {kind}; make them agree"
     return f"{name} is {obs!r}, which is not in {space}; make them agree"
 
 

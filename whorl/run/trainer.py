@@ -682,7 +682,7 @@ class Trainer:
     # Saving and restoring
 
     @_recorded
-    def save(self, *path: str | Path) -> Path:
+    def save(self, path: str | Path | None = None) -> Path:
         """Write a checkpoint now; raises if weights or metrics are not finite, or a rollout or its updates failed.
 
         In `on_step`, `on_episode` and `on_rollout` of a callback it is written at the end of the iteration.
@@ -690,9 +690,9 @@ class Trainer:
         Args:
             path: refused, since a checkpoint belongs into the folder of its run.
         """
-        if path:
+        if path is not None:
             raise ConfigError(
-                f"save takes no path ({str(path[0])!r}): a run is saved in its folder, "
+                f"save takes no path ({str(path)!r}): a run is saved in its folder, "
                 f"{self.run_dir or 'which name sets'}; whorl.restore(trainer.run_dir) gives the policy, and its "
                 "export(path) a file without the run"
             )
