@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -528,6 +529,7 @@ def test_ctrl_c_in_a_terminal_ends_a_loop_over_seeds_of_a_shell(where: str, tmp_
         cwd=tmp_path,
         stderr=end,
         start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )
     try:
         deadline = time.monotonic() + 600
