@@ -13,9 +13,8 @@ def imported(name: str) -> ModuleType:
     try:
         return import_module(name)
     finally:
-        if (
-            not gc.get_freeze_count()
-        ):  # what was imported counts as old, and the next collection leaves it alone
+        # What was imported counts as old, and the next collection leaves it alone.
+        if not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
         gc.enable()

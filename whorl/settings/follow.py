@@ -146,10 +146,11 @@ def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset
                 step = size // math.gcd(size, rows // now[name])
                 now[name] = max(1, round(now[name] / step)) * step
                 break
+    if not recurrent or "chunk_length" in given:
+        return
     chunk = largest_divisor(math.gcd(size, now["num_steps"]), unit)
-    if (
-        recurrent and "chunk_length" not in given and (chunk > 1 or "num_steps" not in given)
-    ):  # 1: no gradient through time
+    # A chunk of one row has no gradient through time.
+    if chunk > 1 or "num_steps" not in given:
         now["chunk_length"] = chunk
 
 
