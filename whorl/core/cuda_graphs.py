@@ -142,7 +142,14 @@ def _record(
     torch.cuda.synchronize()
     for generator in generators:
         graph.register_generator_state(generator)
+    # A graph has workspaces of its own for matrix products. Torch keeps one per stream, and records all graphs on one
+    # stream: graphs that are replayed at the same time would share it, and give wrong results.
+    torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.graph(graph):
         result = step()
+    torch._C._cuda_clearCublasWorkspaces()
+    # Recording sets the offsets of random generators to 0 on its stream, a replay sets them on the current one: that
+    # must come last, or the first replay draws from offset 0.
+    torch.cuda.synchronize()
     put_back()
     return result

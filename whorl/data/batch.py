@@ -200,8 +200,9 @@ class Batch:
 
     def replace(self, **changes: Any) -> "Batch":
         """The same batch with some fields changed."""
-        if not changes.keys() <= self.__dict__.keys():
-            raise TypeError(f"a batch has no {min(changes.keys() - self.__dict__.keys())}")
+        for name in changes:  # torch's compiler can't compare the keys of dictionaries
+            if name not in self.__dict__:
+                raise TypeError(f"a batch has no {name}")
         # Not dataclasses.replace, which takes as long as several operations of a small network.
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__)

@@ -56,14 +56,16 @@ class Uniform:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
-        # One extra entry, to which starts that are not allowed are written.
+        # One extra entry, to which zeros are written for starts that are not allowed.
         self.queue = torch.zeros(size + 1, dtype=_number(size), device=device)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
         self.count = torch.zeros_like(self.first)
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
         place = (self.first + self.count + allowed.cumsum(0) - 1) % self.size
-        self.queue.scatter_(0, torch.where(allowed, place, self.size), start.to(self.queue.dtype))
+        # Several writes to one entry have no order on a GPU, so they write the same.
+        value = torch.where(allowed, start, 0).to(self.queue.dtype)
+        self.queue.scatter_(0, torch.where(allowed, place, self.size), value)
         self.count.add_(allowed.sum())
 
     def release(self, start: Tensor, allowed: Tensor) -> None:
