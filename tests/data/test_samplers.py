@@ -197,3 +197,9 @@ def test_a_uniform_draw_takes_what_was_admitted_and_is_not_yet_released() -> Non
 
 def test_a_uniform_sampler_takes_four_bytes_a_row() -> None:
     assert Uniform(1000, CPU).queue.element_size() == 4
+
+
+def test_starts_that_are_not_allowed_leave_nothing_in_a_uniform_sampler() -> None:
+    sampler = Uniform(4, CPU)
+    sampler.admit(torch.tensor([1, 2, 3]), torch.tensor([False, True, False]))
+    assert sampler.queue.tolist() == [2, 0, 0, 0, 0]  # else the state would depend on the order of writes
