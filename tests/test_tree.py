@@ -21,3 +21,11 @@ def test_every_mapping_is_a_branch(kind: Any) -> None:
 @pytest.mark.parametrize("leaf", [torch.ones(2), (1, 2), [1, 2]])
 def test_tensors_tuples_and_lists_are_leaves(leaf: Any) -> None:
     assert tree.map(len, {"a": leaf}) == {"a": 2}
+
+
+def test_a_copy_to_the_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda leaf, device, non_blocking: asked.append(non_blocking))
+    for device in ("cpu", torch.device("cpu"), torch.device("cuda", 0)):
+        tree.to(torch.zeros(1), device)
+    assert asked == [False, False, True]

@@ -20,6 +20,7 @@ from on_policy_blocks import (
 )
 from torch import Tensor
 
+from whorl import conformance
 from whorl.algorithms.a2c import A2C
 from whorl.core.registry import Part
 from whorl.data.batch import Batch
@@ -203,3 +204,13 @@ def test_a_critic_whose_values_come_from_elsewhere_is_trained_by_autograd() -> N
     before = weights(agent.critic)
     agent.update(rollout(agent))
     assert set(agent.by_hand) == {"actor"} and not same(before, weights(agent.critic))
+
+
+def test_the_critic_steps_where_its_values_were_computed() -> None:
+    # On a GPU the other step runs on another stream, and gradients made on this one are freed to this one.
+    found = conformance.subject("a2c", "vector", "none", "discrete")
+    run, order = conformance.Run(found), []
+    minimize = run.agent.minimize
+    run.agent.minimize = lambda name, *given, **more: order.append(name) or minimize(name, *given, **more)
+    run.feed(found.rollouts(run.agent, 1))
+    assert order == ["critic", "actor"]

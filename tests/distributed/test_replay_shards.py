@@ -195,6 +195,22 @@ def test_errors_that_come_late_find_their_own_rows(fed: Fed) -> None:
     assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("fed", [{"shards": 1, "prioritized": True}], indirect=True)
+def test_errors_that_come_late_are_applied_before_new_rows_whether_a_run_is_saved_or_not(fed: Fed) -> None:
+    fed.replay._transfer = Slow()  # type: ignore[assignment]
+    while fed.replay._late is None:
+        fed.replay.add(fed.collector.collect())
+        for _, batch in fed.replay.due():
+            fed.replay.settle(batch, SimpleNamespace(priority=batch.mask))
+    order: list[str] = []
+    for link in fed.replay.links:
+        for name in ("settle", "add"):
+            call = getattr(link, name)
+            setattr(link, name, lambda *given, name=name, call=call: order.append(name) or call(*given))
+    fed.replay.add(fed.collector.collect())
+    assert order[:2] == ["settle", "add"] and fed.replay._late is None
+
+
 @pytest.mark.parametrize("fed", [{"shards": 2, "updates_per_step": 0.5}], indirect=True)
 def test_a_shard_that_dies_while_it_draws_is_not_waited_for(fed: Fed) -> None:
     for _ in range(4):

@@ -12,7 +12,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct
 from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
 from whorl.nets.flat import Flat
-from whorl.nets.images import KINDS, Images, ResidualBlock, SpectralConvolution
+from whorl.nets.images import KINDS, Images, Pooled, ResidualBlock, SpectralConvolution
 from whorl.nets.normalize import Observations
 
 SIDES = {"nature": 36, "impala": 12, "small": 4, "drq": 15, "vit": 16}
@@ -242,6 +242,12 @@ def test_a_wide_impala_has_more_channels_and_a_pool_fixes_its_pixels() -> None:
     pooled.load_state_dict(small.state_dict())
     picture = torch.rand(3, 12, 12, 1)
     torch.testing.assert_close(pooled(picture), small(picture).reshape(3, 4, 32).amax(1))
+
+
+@pytest.mark.parametrize(("height", "width", "side"), [(11, 11, 6), (7, 9, 3), (4, 5, 4), (3, 8, 2)])
+def test_pooling_is_torchs_adaptive_pooling(height: int, width: int, side: int) -> None:
+    image = torch.randn(2, 3, height, width)
+    assert torch.equal(Pooled(side)(image), nn.AdaptiveMaxPool2d(side)(image))
 
 
 def test_a_small_net_with_a_pool_sees_the_same_wall_beside_an_agent_at_every_place() -> None:

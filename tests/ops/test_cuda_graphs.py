@@ -18,6 +18,7 @@ class _Fake:
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
+        self.device = torch.device("cuda", 1)
 
     def wait_stream(self, other: Any) -> None:
         self.log.append("wait")
@@ -39,13 +40,14 @@ def test_recording_ends_before_generators_are_set_and_keeps_no_workspace(
     log: list[str] = []
 
     @contextmanager
-    def graph(of: Any) -> Iterator[None]:
+    def graph(of: Any, stream: Any) -> Iterator[None]:
         log.append("record")
         yield
         log.append("recorded")
 
     fake = _Fake(log)
     for name, value in {
+        "device": lambda device: log.append(str(device)) or nullcontext(),
         "Stream": lambda: fake,
         "current_stream": lambda: fake,
         "stream": lambda stream: nullcontext(),
@@ -57,8 +59,17 @@ def test_recording_ends_before_generators_are_set_and_keeps_no_workspace(
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("clear"), raising=False)
     generator: Any = fake
     Recorded(lambda: log.append("step"), [], [generator])
+    assert log[0] == "cuda:1"  # whatever the current device is
     start = log.index("record")
-    assert log[start - 1 :] == ["clear", "record", "step", "recorded", "clear", "synchronize", "set generator"]
+    assert log[start - 1 :] == [
+        "clear",
+        "record",
+        "step",
+        "recorded",
+        "clear",
+        "synchronize",
+        "set generator",
+    ]
 
 
 @pytest.mark.gpu

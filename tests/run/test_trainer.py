@@ -17,6 +17,8 @@ from whorl.core import process
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError, WhorlError
 from whorl.nets.normalize import ReturnScale
 from whorl.run import trainer as trainer_module
+from whorl.run.build import choose_device
+from whorl.run.checkpointing import Checkpointing
 from whorl.state import checkpoint
 
 SMALL = {
@@ -483,3 +485,27 @@ def test_targets_outside_c51s_atoms_are_one_warning_with_the_remedy(tmp_path: Pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whorl.load(Paying, "c51", {k: v for k, v in settings.items() if k != "n_epochs"}).train()
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_gpu_has_its_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise environments on the same GPU count as elsewhere, and a copy of the policy acts there.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device(name) == torch.device("cuda", 0)
+
+
+def test_a_resumed_run_is_restored_with_the_options_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = whorl.load("CartPole-v1", "ppo", {**SMALL, "threads": 2, "runs": str(tmp_path)}).train()
+    found, load = [], Checkpointing.load_state
+
+    def load_state(self: Checkpointing, state: dict[str, Any]) -> None:
+        found.append(torch.get_num_threads())
+        load(self, state)
+
+    monkeypatch.setattr(Checkpointing, "load_state", load_state)
+    before = torch.get_num_threads()
+    whorl.resume(result.run_dir, max_iterations=4)
+    assert found == [2] and torch.get_num_threads() == before != 2

@@ -332,8 +332,8 @@ def build_optimizer(
             f"optimizer {part.name!r} cannot be used with dampening {options['dampening']}, because its first step "
             "would not be damped; use a lower learning rate"
         )
-    if build in (torch.optim.Adam, torch.optim.AdamW):
-        # One kernel for all tensors, on CPU and GPU, and the step counter stays on the device.
+    if build in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        # One kernel for all tensors, on CPU and GPU; step counter and learning rate stay on the device.
         options.setdefault("fused", True)
     without_dynamo()
     return construct("optimizer", Part(part.name, options), parameters, lr=lr)

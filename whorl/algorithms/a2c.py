@@ -97,8 +97,9 @@ class A2C(Agent):
         if self.cfg.shared_trunk:
             metrics = self.improve_both(batch, features, value, advantage, target)
         else:
-            actor, critic = self.run_parallel(
-                lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, value, target)
+            # The critic first: its backward pass runs on the stream of `evaluate`, whose memory it frees.
+            critic, actor = self.run_parallel(
+                lambda: self.fit_value(batch, value, target), lambda: self.improve_policy(batch, advantage)
             )
             metrics = {**actor, **critic}
         self.end_update(rollout)

@@ -122,6 +122,17 @@ def _record(
     tensors: Sequence[Tensor],
     generators: Sequence[torch.Generator],
 ) -> Any:
+    device = next((part.device for part in (*tensors, *generators)), None)
+    with torch.cuda.device(device):  # recording follows the current device, replaying that of the graph
+        return _record_here(graph, step, tensors, generators)
+
+
+def _record_here(
+    graph: torch.cuda.CUDAGraph,
+    step: Callable[[], Any],
+    tensors: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+) -> Any:
     saved = [tensor.detach().clone() for tensor in tensors]
     states = [generator.get_state() for generator in generators]
 
@@ -142,10 +153,11 @@ def _record(
     torch.cuda.synchronize()
     for generator in generators:
         graph.register_generator_state(generator)
-    # A graph has workspaces of its own for matrix products. Torch keeps one per stream, and records all graphs on one
-    # stream: graphs that are replayed at the same time would share it, and give wrong results.
+    # A graph has workspaces of its own for matrix products. Torch keeps one per stream: graphs that were recorded on
+    # one stream and are replayed at the same time would share it, and give wrong results.
     torch._C._cuda_clearCublasWorkspaces()
-    with torch.cuda.graph(graph):
+    # Torch's own stream for recording is on the device of the first graph.
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
         result = step()
     torch._C._cuda_clearCublasWorkspaces()
     # Recording sets the offsets of random generators to 0 on its stream, a replay sets them on the current one: that

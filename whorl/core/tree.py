@@ -89,7 +89,9 @@ def clone(tree: Tree) -> Tree:
 
 def to(tree: Tree, device: torch.device | str) -> Tree:
     """The same tree on `device` (leaves already there are not copied)."""
-    return map(lambda leaf: leaf.to(device, non_blocking=True), tree)
+    # A copy to the host that does not block could be read before it is there.
+    blocks = torch.device(device).type == "cpu"
+    return map(lambda leaf: leaf.to(device, non_blocking=not blocks), tree)
 
 
 def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:

@@ -29,7 +29,7 @@ class Transfer:
         self._turn = 1 - self._turn
         tree.copy_(buffer, tensors)
         moved = batch.replace(**tree.to(buffer, self.device))
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return moved
 
     def fetch(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -38,7 +38,7 @@ class Transfer:
             name: torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
             for name, value in tensors.items()
         }
-        self._fetched.record()
+        self._fetched.record(torch.cuda.current_stream(self.device))
         return found
 
     def wait(self) -> None:

@@ -131,6 +131,7 @@ class ShardedReplay(Experience):
 
     def add(self, rollout: Batch | StoredRollout) -> None:
         """Add a rollout, whose rows the shards may have already."""
+        self._flush()  # here, so that saving, which does so too, changes no order
         for number, link in enumerate(self.links):
             envs, rows = self._envs(number), None
             if isinstance(rollout, Batch):

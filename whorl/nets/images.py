@@ -219,7 +219,7 @@ def _impala(channels: int, wide: Wide) -> nn.Module:
 def _pooling(side: int) -> list[nn.Module]:
     if side == 1:
         return [Largest()]
-    return [nn.AdaptiveMaxPool2d(side)] if side else []
+    return [Pooled(side)] if side else []
 
 
 def _vit(channels: int, wide: Wide) -> nn.Module:
@@ -234,6 +234,25 @@ class Largest(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         return value.amax((2, 3), keepdim=True)
+
+
+class Pooled(nn.Module):
+    """The largest values of windows, [N, C, H, W] -> [N, C, side, side], as adaptive max pooling has them.
+
+    Windows overlap, and torch's layer adds up their gradients in varying order on a GPU.
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, value: Tensor) -> Tensor:
+        for axis in (2, 3):
+            size = value.shape[axis]
+            bounds = [(i * size // self.side, -(-(i + 1) * size // self.side)) for i in range(self.side)]
+            parts = [value.narrow(axis, start, stop - start).amax(axis) for start, stop in bounds]
+            value = torch.stack(parts, axis)
+        return value
 
 
 class ResidualBlock(nn.Module):

@@ -5,8 +5,9 @@ x <- x + attention(norm(x)), x <- x + mlp(norm(x)) follow, and the mean over all
 Differs from the paper: no class token, sinusoidal instead of learned positions, so that any image size fits.
 """
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl.nets.attention import sinusoids
@@ -54,6 +55,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.read(self.norm(x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
-        found = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        # Not torch's fused attention, which adds up gradients in varying order on a GPU.
+        weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
+        found = (weights @ value).transpose(1, 2).flatten(2)
         x = x + self.join(found)
         return x + self.wide(self.norm_wide(x))

@@ -339,8 +339,8 @@ def on_gpu(settings: Settings, place: int) -> Settings:
 
 def choose_device(name: str) -> torch.device:
     """The device that a setting names; auto is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "auto":  # a device with its number: torch calls cuda and cuda:0 different
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -776,7 +776,10 @@ class Trainer:
         self.run_dir = run_dir
         try:
             self._acquire(run_dir)
-            with self.counted():
+            run = self.settings.run
+            # Environments that were reset begin their episodes with products of the same precision as in training.
+            options = configure_process(run.threads, run.tf32, learner_threads(self.settings))
+            with self.counted(), options:
                 self.build()
                 checkpoint.bring_rows(loaded, run_dir)
                 with checkpoint.reading(loaded.folder, checkpoint.STATE):

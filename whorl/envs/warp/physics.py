@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import messages
+from whorl.core.cuda_graphs import GATE
 from whorl.core.errors import EnvError, missing_extra
 
 NEWTON = 2
@@ -100,14 +101,15 @@ class Physics:
         # Both calls compile what they launch.
         self._step()
         self.place()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
         self._overflow.zero_()
-        self.compile_seconds = time.perf_counter() - started
-        """what it took to compile or load all kernels"""
+        with GATE.alone():  # evaluation creates environments while other runs of this process train
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.compile_seconds = time.perf_counter() - started
+            """what it took to compile or load all kernels"""
+            self._graph = self._record() if self.device.type == "cuda" and not deterministic else None
         self.cache = str(self._warp.config.kernel_cache_dir)
         """the folder in which compiled kernels are kept"""
-        self._graph = self._record() if self.device.type == "cuda" and not deterministic else None
 
     @property
     def captured(self) -> bool:
@@ -154,7 +156,10 @@ class Physics:
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may allocate meanwhile.
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with (
+                torch.cuda.device(self.device),
+                torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"),
+            ):
                 self._step()
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
