@@ -58,7 +58,8 @@ def test_recording_ends_before_generators_are_set_and_keeps_no_workspace(
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("clear"), raising=False)
     generator: Any = fake
-    Recorded(lambda: log.append("step"), [], [generator])
+    on_host = torch.zeros(1)
+    Recorded(lambda: log.append("step"), [on_host], [generator])
     assert log[0] == "cuda:1"  # whatever the current device is
     start = log.index("record")
     assert log[start - 1 :] == [

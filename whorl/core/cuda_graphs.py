@@ -122,7 +122,8 @@ def _record(
     tensors: Sequence[Tensor],
     generators: Sequence[torch.Generator],
 ) -> Any:
-    device = next((part.device for part in (*tensors, *generators)), None)
+    devices = [tensor.device for tensor in tensors] + [generator.device for generator in generators]
+    device = next((device for device in devices if device.type == "cuda"), None)
     with torch.cuda.device(device):  # recording follows the current device, replaying that of the graph
         return _record_here(graph, step, tensors, generators)
 
