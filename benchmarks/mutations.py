@@ -1904,11 +1904,46 @@ MUTATIONS: list[Mutation] = [
         "algorithms/test_ppo.py",
         Bug(
             "activations have no derivative",
-            "self.slope(slope.mm(self._weights[number]), values[number])",
-            "slope.mm(self._weights[number])",
+            "self.slope(self._mm(slope, self._weights[number]), values[number])",
+            "self._mm(slope, self._weights[number])",
         ),
         Bug("tanh is a sigmoid", "torch.add(MINUS_ONE, doubled, alpha=2, out=doubled)", "doubled"),
         Bug("tanh of half the sum", "beta=2, alpha=2", "beta=1, alpha=1"),
+    ),
+    *planted(
+        "nets/by_hand.py",
+        "ops/test_products.py",
+        Bug("tanh of half a large sum", "found if alpha == 1 else found.mul_(alpha)", "found"),
+    ),
+    *planted(
+        "ops/products.py",
+        "ops/test_products.py",
+        Bug(
+            "the bias is left out",
+            "ordered.mT, bias, ",
+            "ordered.mT, None, ",
+        ),
+        Bug(
+            "gradients of weights have the layout of another matrix",
+            "multiply(value.mT, slope) if ordered else multiply(slope.mT, value).mT",
+            "multiply(value.mT, slope)",
+        ),
+        Bug(
+            "gradients that nobody asks for are computed",
+            "return leaf or torch._C._will_engine_execute_node(node)",
+            "return True",
+        ),
+        Bug(
+            "gradients of gradients are missing",
+            "torch.mm if torch.is_grad_enabled() else product",
+            "product",
+        ),
+        Bug("double precision is lost", "        and value.dtype is torch.float32\n", ""),
+        Bug(
+            "recorded graphs hold oneDNN's products",
+            "        and not torch._C._len_torch_dispatch_stack()",
+            "        #",
+        ),
     ),
     *planted(
         "agents/packed.py",

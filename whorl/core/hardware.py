@@ -1,10 +1,12 @@
 """What this machine has: a GPU, processor cores, a display, a compiler."""
 
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 _as_on_gpu = False
 
@@ -57,6 +59,15 @@ def has_display() -> bool:
     if not sys.platform.startswith("linux"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def is_amd() -> bool:
+    """Whether the processor is AMD's."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        text = platform.processor()
+    return "AuthenticAMD" in text
 
 
 def has_compiler() -> bool:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whorl.ops.products import batched_product
+
 EPSILON = 1e-5
 ROUNDING = 2e-6
 """error of a squared norm in single precision"""
@@ -120,13 +122,13 @@ class BoundedNet(nn.Module):
             return value
 
         value = value.flatten(0, -2).expand(self.members, -1, -1)
-        value = torch.bmm(normed(0, value), self.weights[0])  # [members, rows, columns]
+        value = batched_product(normed(0, value), self.weights[0])  # [members, rows, columns]
         for block in range(self.blocks):
             first = 2 * block + 1
-            inner = normed(first, torch.bmm(value, self.weights[first])).relu()
-            inner = normed(first + 1, torch.bmm(inner, self.weights[first + 1])).relu()
+            inner = normed(first, batched_product(value, self.weights[first])).relu()
+            inner = normed(first + 1, batched_product(inner, self.weights[first + 1])).relu()
             value = value + inner
-        value = torch.baddbmm(self.bias, self.rms(value), self.weights[-1])
+        value = batched_product(self.rms(value), self.weights[-1]) + self.bias
         return value.unflatten(1, lead), found
 
     def merge_(self, moments: list[Moments]) -> None:

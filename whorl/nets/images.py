@@ -27,6 +27,7 @@ from whorl.core.tree import Tree
 from whorl.nets.layers import orthogonal_
 from whorl.nets.vit import VisionTransformer
 from whorl.ops.augment import LEAST_SIDE, Channels, Picture, picture
+from whorl.ops.products import Linear
 
 GAIN = 2**0.5
 """keeps the size of activations through a ReLU"""
@@ -316,11 +317,11 @@ def _convolution(
 
 
 def _relu_head(inputs: int, features: int) -> nn.Module:
-    return nn.Sequential(orthogonal_(nn.Linear(inputs, features)), nn.ReLU())
+    return nn.Sequential(orthogonal_(Linear(inputs, features)), nn.ReLU())
 
 
 def _tanh_head(inputs: int, features: int) -> nn.Module:
-    return nn.Sequential(orthogonal_(nn.Linear(inputs, features), 1.0), nn.LayerNorm(features), nn.Tanh())
+    return nn.Sequential(orthogonal_(Linear(inputs, features), 1.0), nn.LayerNorm(features), nn.Tanh())
 
 
 KINDS = {

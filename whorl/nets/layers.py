@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.registry import Part, construct, register, resolve
+from whorl.ops.products import Linear, linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
@@ -50,7 +51,7 @@ class MLP(nn.Module):
         self.activation = activation_of(activation)
         sizes = [inputs, *hidden]
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in hidden) if layer_norm else None
-        layers = [nn.Linear(before, after) for before, after in zip(sizes, hidden)]
+        layers = [Linear(before, after) for before, after in zip(sizes, hidden)]
         self.layers = nn.ModuleList(layers)
         orthogonal_(self)
         self._parts = [(layer.weight, layer.bias) for layer in layers]
@@ -60,7 +61,7 @@ class MLP(nn.Module):
         # As a matrix: with more axes a layer returns a view, and in-place activations on views are copied.
         value = value.reshape(-1, value.shape[-1])
         for number, (weight, bias) in enumerate(self._parts):
-            value = F.linear(value, weight, bias)
+            value = linear(value, weight, bias)
             value = activation(value if self.norms is None else self.norms[number](value))
         return value.reshape(*lead, value.shape[-1])
 
@@ -71,7 +72,7 @@ Last: TypeAlias = Callable[[int, int, float], nn.Module]
 
 def linear_last(inputs: int, outputs: int, gain: float) -> nn.Module:
     """One linear layer."""
-    return orthogonal_(nn.Linear(inputs, outputs), gain)
+    return orthogonal_(Linear(inputs, outputs), gain)
 
 
 def last_of(head: Part) -> Last:
@@ -111,10 +112,10 @@ class Residual(nn.Module):
         _check_size("width", width, 1)
         _check_size("blocks", blocks, 0)
         _check_size("expand", expand, 1)
-        self.enter = orthogonal_(nn.Linear(inputs, width), 1.0)
+        self.enter = orthogonal_(Linear(inputs, width), 1.0)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(blocks))
-        self.wide = nn.ModuleList(nn.Linear(width, expand * width) for _ in range(blocks))
-        self.narrow = nn.ModuleList(nn.Linear(expand * width, width) for _ in range(blocks))
+        self.wide = nn.ModuleList(Linear(width, expand * width) for _ in range(blocks))
+        self.narrow = nn.ModuleList(Linear(expand * width, width) for _ in range(blocks))
         for layer in (*self.wide, *self.narrow):
             nn.init.kaiming_normal_(layer.weight)
             nn.init.zeros_(layer.bias)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl.core.registry import register
 from whorl.nets.layers import activation_of
+from whorl.ops.products import linear
 
 
 class NoisyLinear(nn.Module):
@@ -31,10 +31,10 @@ class NoisyLinear(nn.Module):
 
     def forward(self, value: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is None:
-            return F.linear(value, self.weight, self.bias)
+            return linear(value, self.weight, self.bias)
         into, out = noise.split((self.weight.shape[1], self.weight.shape[0]))
         weight = torch.addcmul(self.weight, self.weight_scale, torch.outer(out, into))
-        return F.linear(value, weight, torch.addcmul(self.bias, self.bias_scale, out))
+        return linear(value, weight, torch.addcmul(self.bias, self.bias_scale, out))
 
 
 class IndependentNoisyLinear(nn.Module):
@@ -58,9 +58,9 @@ class IndependentNoisyLinear(nn.Module):
 
     def forward(self, value: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is None:
-            return F.linear(value, self.weight, self.bias)
+            return linear(value, self.weight, self.bias)
         weight = torch.addcmul(self.weight, self.weight_scale, noise[:, :-1])
-        return F.linear(value, weight, torch.addcmul(self.bias, self.bias_scale, noise[:, -1]))
+        return linear(value, weight, torch.addcmul(self.bias, self.bias_scale, noise[:, -1]))
 
 
 class NoisyMLP(nn.Module):

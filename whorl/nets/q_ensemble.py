@@ -19,6 +19,7 @@ from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings, torso
 from whorl.nets.layers import activation_of, last_of
 from whorl.nets.memory import memory_settings
 from whorl.nets.preprocessor import reward_limit
+from whorl.ops.products import batched_product
 from whorl.settings.schema import coerce
 
 
@@ -201,7 +202,7 @@ class EnsembleMLP(nn.Module):
             if number == self.join and action is not None:
                 value = torch.cat((value, action.expand(count, *action.shape)), -1)
             # Not baddbmm, which first expands the bias to the size of the result.
-            value = _product(value, weight).add_(bias)
+            value = batched_product(value, weight).add_(bias)
             if number == last:
                 break
             if noise:
@@ -218,14 +219,6 @@ class EnsembleMLP(nn.Module):
         if not isinstance(members, int):
             return [part.index_select(0, members) for part in parts]
         return parts if members == self.members else [part[:members] for part in parts]
-
-
-def _product(value: Tensor, weight: Tensor) -> Tensor:
-    """[members, rows, inputs] times [members, inputs, outputs]."""
-    if weight.shape[-1] > 1 or value.device.type != "cpu":
-        return torch.bmm(value, weight)
-    # With one output, a CPU takes eight times as long for the batched product, and for both of its gradients.
-    return torch.stack([torch.mm(*pair) for pair in zip(value.unbind(), weight.unbind())])
 
 
 class Separate(nn.Module):

@@ -18,6 +18,7 @@ from whorl.nets.layers import MLP, layered, orthogonal_
 from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.noisy import NoisyLinear, NoisyMLP
 from whorl.nets.preprocessor import reward_limit
+from whorl.ops.products import Linear
 from whorl.settings.schema import Activation, HiddenSizes, NonNegative
 
 
@@ -128,7 +129,7 @@ class QuantileNetwork(QNetwork):
 
     def __init__(self, name: str, spec: Spec, cfg: QNetworkConfig, cosines: int) -> None:
         super().__init__(name, spec, cfg, embeds=True)
-        self.embedding = orthogonal_(nn.Linear(cosines, self.backbone.size))
+        self.embedding = orthogonal_(Linear(cosines, self.backbone.size))
         self.register_buffer("frequencies", pi * torch.arange(cosines), persistent=False)
 
     def at(self, features: Tensor, tau: Tensor, noise: Tree | None) -> Tensor:
@@ -146,7 +147,7 @@ def q_head(
     if network.name == "layers":
         return LayeredHead(layered(inputs, network.options.get("layers"), outputs))
     net, width = torso(BackboneSettings(hidden, cfg.activation, network, cfg.encoder), inputs)
-    return LayeredHead(nn.Sequential(net, orthogonal_(nn.Linear(width, outputs), 1.0)))
+    return LayeredHead(nn.Sequential(net, orthogonal_(Linear(width, outputs), 1.0)))
 
 
 class LayeredHead(nn.Module):
@@ -182,7 +183,7 @@ class QHead(nn.Module):
             self.last = NoisyLinear(width, outputs, cfg.noisy_sigma)
         else:
             self.hidden = MLP(inputs, hidden, cfg.activation, cfg.layer_norm)
-            self.last = orthogonal_(nn.Linear(width, outputs), 1.0)
+            self.last = orthogonal_(Linear(width, outputs), 1.0)
 
     def draw(self, generator: torch.Generator | None) -> Tree:
         if not self.noisy:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl.nets.layers import activation_of
+from whorl.ops.products import batched_product
 
 EPSILON = 1e-3
 R_MAX, D_MAX = 3.0, 5.0
@@ -121,7 +122,7 @@ class RenormMLP(nn.Module):
                 found.append(moments)
             else:
                 value = norm(value)
-            value = torch.baddbmm(bias, value, weight)  # [members, rows, columns]
+            value = batched_product(value, weight) + bias  # [members, rows, columns]
         return value.unflatten(1, lead), found
 
     def merge_(self, moments: list[Moments]) -> None:
