@@ -104,9 +104,9 @@ def test_users_adapters_are_asked_before_those_of_the_package():
         def owns(self, id: str) -> bool:
             return id == "CartPole-v1"
 
-    assert isinstance(find("CartPole-v1").vector(2), BatchedVector)
+    assert isinstance(find("CartPole-v1").vector(8), BatchedVector)
     registry.register("adapter", "mine", Mine())
-    assert isinstance(find("CartPole-v1").vector(2), GymnasiumVector)
+    assert isinstance(find("CartPole-v1").vector(8), GymnasiumVector)
 
 
 def test_an_adapter_may_step_batches_itself():

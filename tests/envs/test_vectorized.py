@@ -15,7 +15,7 @@ from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.adapters.vectorized import BatchedVector
 from whorl.envs.make import find
 
-NUM_ENVS = 5
+NUM_ENVS = 8
 
 
 def made() -> BatchedVector:

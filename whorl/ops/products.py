@@ -89,6 +89,8 @@ def _asked_for(node: Any) -> bool:
 
 def onednn_pays(value: Tensor, size: int) -> bool:
     """Whether oneDNN is faster for products of `size` multiplications with this tensor, and may be used."""
+    if type(size) is int and size < LEAST:  # torch.export counts by symbols, which it must not compare
+        return False
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()

@@ -51,10 +51,10 @@ class GymnasiumAdapter(RegisteredAdapter):
         return entry_point.startswith(self.modules)
 
     def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> VectorEnv | None:
-        from whorl.envs.adapters.vectorized import STATE, BatchedVector
+        from whorl.envs.adapters.vectorized import LEAST, STATE, BatchedVector
 
         id = source.id
-        if id not in STATE or source.options or not self.cheap:
+        if id not in STATE or num_envs < LEAST or source.options or not self.cheap:
             return None
         env = gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point").unwrapped
         return BatchedVector(env, id, STATE[id])
@@ -238,6 +238,11 @@ def to_arrays(value: Any) -> Any:
 
 
 def check_num_envs(snapshot: dict[str, Any], num_envs: int) -> None:
+    if "num_envs" not in snapshot:  # of the batch, by which earlier versions also stepped a few environments
+        raise EnvError(
+            "the snapshot is of environments that were stepped as one batch and can't be continued one by one; "
+            "start a new run from its policy: --load-model"
+        )
     found = len(snapshot["num_envs"])
     if found != num_envs:
         raise EnvError(

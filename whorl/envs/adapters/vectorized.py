@@ -27,6 +27,8 @@ from whorl.envs.vector import Bindable, Step, VectorEnv
 
 STATE = dict.fromkeys(("CartPole-v0", "CartPole-v1"), ("state", "steps", "prev_done", "np_random"))
 """ids that Gymnasium steps as one batch, and the attributes that hold the state"""
+LEAST = 8
+"""environments from which that is faster: a step of the batch costs 39 us, of 1, 4 and 8 single ones 9, 24 and 45 us"""
 
 
 def is_envpool(env: Any) -> bool:
