@@ -216,6 +216,26 @@ STUDIES: dict[str, Study] = {
         },
         metric=EVALUATION,
     ),
+    "stale_replay_mujoco": Study(
+        ("HalfCheetah-v5", "Hopper-v5"),
+        {
+            "1 step": ("sac", {"n_step": 1}),
+            "5 steps": ("sac", {"n_step": 5}),
+            "5 steps, V-trace": ("sac", {"n_step": 5, "use_n_step_is": True}),
+        },
+        {
+            "num_envs": 16,
+            "num_steps": 8,
+            "updates_per_step": 0.25,
+            "learning_starts": 10_000,
+            "random_steps": 10_000,
+            "total_timesteps": 120_000,
+            "eval_freq": 10_000,
+            "n_eval_episodes": 8,
+            "workers": 0,
+        },
+        metric=EVALUATION,
+    ),
     "rainbow": Study(
         ("MinAtar/Asterix-v1",),
         {

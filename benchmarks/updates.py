@@ -24,6 +24,7 @@ from whorl.agents.families import ValueConfig
 from whorl.core.process import keep_freed_memory
 from whorl.core.spec import Array, Continuous, Discrete, Spec
 from whorl.data.batch import Batch
+from whorl.ops.products import onednn_pays, product
 from whorl.run.learner import Learner
 from whorl.settings.merge import configure
 from whorl.settings.presets import algorithm_class
@@ -189,10 +190,11 @@ def products(algorithm: str, args: argparse.Namespace) -> Callable[[int], None]:
     total = learned + climbed + critics * size(critic) + size(actor)
     a, b = (torch.randn(wide, wide, device=device) for _ in range(2))
     repeats = total / (2 * wide**3)
+    multiply = product if onednn_pays(a, wide**3) else torch.mm
 
     def run(count: int) -> None:
         for _ in range(round(count * repeats)):
-            torch.mm(a, b)
+            multiply(a, b)
         if device == "cuda":
             torch.cuda.synchronize()
 

@@ -21,7 +21,6 @@ from whorl.data.replay import Replay
 from whorl.distributed.group import GroupMember
 from whorl.distributed.learners import Learners, Replica, Round, check_learners, joined, learned, split
 from whorl.run.callbacks import Callback
-from whorl.run.reporting import Interrupted
 from whorl.run.resume import load_run
 from whorl.settings.merge import configure
 
@@ -304,7 +303,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fate]:
     folder, fate = tmp_path_factory.mktemp("half"), Fate()
     with (
         pytest.warns(UserWarning, match=r"a learner replica failed and is replaced .*SIGKILL"),
-        pytest.raises(Interrupted) as interrupted,
+        pytest.raises(KeyboardInterrupt) as interrupted,
     ):
         whorl.load("Pendulum-v1", "sac", {**RUN, "runs": str(folder)}, callbacks=[fate]).train()
     result = interrupted.value.result

@@ -25,7 +25,6 @@ from whorl.population.load import load_population, resume_population
 from whorl.population.member import Member, Report, read_report, write_report
 from whorl.population.rules import LineageRow, drawn, moments
 from whorl.run.callbacks import Callback
-from whorl.run.reporting import Interrupted
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import settings_of
 from whorl.settings.presets import rules
@@ -353,7 +352,7 @@ def test_ctrl_c_stops_at_once_and_the_rest_of_the_generation_is_repeated(
 
     with monkeypatch.context() as patch:
         patch.setattr(Member, "train", interrupted)
-        with pytest.raises(Interrupted) as stop:
+        with pytest.raises(KeyboardInterrupt) as stop:
             evolve(small)
     assert (stop.value.result.generations, stop.value.result.interrupted) == (1, True)
     assert read_report(stop.value.result.run_dir / "learner_0", 2) is not None
@@ -386,7 +385,7 @@ def test_ctrl_c_before_the_first_generation_is_taken(
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(evolver.Evolver, "_save_config", interrupted)
-    with pytest.raises(Interrupted) as stop:
+    with pytest.raises(KeyboardInterrupt) as stop:
         evolve(small)
     assert stop.value.result.generations == 0
 

@@ -11,6 +11,7 @@ from whorl.agents.agent import Context
 from whorl.core.errors import WhorlError
 from whorl.core.spec import Array, Spec, from_env, to_env
 from whorl.envs.adapters.gymnasium import action_spec
+from whorl.ops.transforms import value_rescale_inverse
 from whorl.settings.merge import configure
 from whorl.state.policy import SavedPolicy, build_agent, export, load_policy
 
@@ -56,6 +57,44 @@ def test_q_values_rank_the_greedy_action_first(algorithm: str) -> None:
     assert np.isclose(made.q_values(OBS[0], 3), values[0, 1], atol=1e-5)
     with pytest.raises(WhorlError, match=r"has no probabilities; it has act, predict, value, q_values"):
         made.probabilities(OBS)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("ngu", {}),
+        ("agent57", {}),
+        ("agent57", {"rescale_values": False}),
+        ("r2d2", {"num_envs": 2}),
+    ],
+)
+def test_recurrent_q_values_rank_the_action_that_evaluation_takes_first(
+    algorithm: str, settings: dict[str, Any]
+) -> None:
+    made = policy(algorithm, LETTERS, memory_size=8, hidden_sizes=[8], **settings)
+    for step in range(5):
+        seen = OBS + step
+        values, value = made.q_values(seen, reward=step), made.value(seen, reward=step)
+        assert values.shape == (4, 3) and values.std(1).min() > 1e-4
+        assert np.allclose(value, values.max(1), rtol=1e-4)
+        assert np.allclose(made.q_values(seen, np.full(4, 3), reward=step), values[:, 1], rtol=1e-4)
+        assert (made.act(seen, reward=step) == values.argmax(1) + 2).all()
+
+
+def test_values_of_agent57_are_those_of_the_policy_that_earned_most() -> None:
+    made = policy("agent57", LETTERS, memory_size=8, hidden_sizes=[8])
+    first = made.q_values(OBS)
+    made.agent.returns.add_(torch.tensor([5]), torch.tensor([1.0]))
+    assert not np.allclose(made.q_values(OBS), first, rtol=1e-3)
+    values = made.q_values(OBS)
+    assert (made.act(OBS) == values.argmax(1) + 2).all()
+
+
+def test_values_are_returns_where_the_network_learns_rescaled_ones() -> None:
+    made = policy("dqn", LETTERS, rescale_values=True)
+    plain = policy("dqn", LETTERS)
+    assert np.allclose(made.q_values(OBS), value_rescale_inverse(torch.as_tensor(plain.q_values(OBS))), rtol=1e-4)
+    assert np.allclose(made.value(OBS), made.q_values(OBS).max(1), rtol=1e-4)
 
 
 @pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg", "tqc", "crossq"])

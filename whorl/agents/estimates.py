@@ -19,8 +19,15 @@ from whorl.nets.actor import DeterministicHead
 from whorl.nets.atoms import ReturnAtoms
 from whorl.nets.policy import Value
 from whorl.nets.q_ensemble import QEnsemble
+from whorl.nets.q_network import allowed
 from whorl.ops.distributions import Categorical, Distribution, MultiCategorical
 from whorl.ops.mixed import Mixed
+from whorl.ops.transforms import value_rescale_inverse
+from whorl.ops.values import best, pick
+
+
+Q_METHODS = ("q_values", "q_of_rows", "q")
+"""methods of agents for the Q values of discrete actions"""
 
 
 def offered(agent: Any) -> list[str]:
@@ -29,7 +36,7 @@ def offered(agent: Any) -> list[str]:
     found = ["act", "predict"]
     if agent.privileged:
         critic = None
-    elif callable(getattr(agent, "value", None)) or isinstance(critic, Value):
+    elif callable(getattr(agent, "value", None)) or hasattr(agent, "q_of_rows") or isinstance(critic, Value):
         found.append("value")
     greedy = getattr(
         getattr(agent, "actions", None), "greedy", False
@@ -39,7 +46,7 @@ def offered(agent: Any) -> list[str]:
     if (
         agent.q_of_actions
         and critic is not None
-        and (hasattr(agent, "q_values") or hasattr(agent, "q") or isinstance(critic, QEnsemble))
+        and (any(hasattr(agent, name) for name in Q_METHODS) or isinstance(critic, QEnsemble))
     ):
         found.append("q_values")
     return found
@@ -47,8 +54,11 @@ def offered(agent: Any) -> list[str]:
 
 def value(agent: Any, rows: Rows) -> Tensor:
     """V(s) [B]: of the critic, or the Q value of the greedy action."""
+    if hasattr(agent, "q_of_rows"):
+        q = agent.q_of_rows(rows)
+        return _unscaled(agent, pick(q, best(q, allowed(rows, agent.spec)))[0])
     if callable(getattr(agent, "value", None)):
-        return agent.value(rows)[0]
+        return _unscaled(agent, agent.value(rows)[0])
     return agent.sum_streams(agent.critic(rows))[0]
 
 
@@ -65,8 +75,10 @@ def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
     taken = None if action is None else tree.map(lambda part: part.unsqueeze(0), action)
     if hasattr(agent, "q"):
         return agent.q(agent.backbone(rows), taken)[0]
-    if hasattr(agent, "q_values"):
-        found = agent.q_values(critic.backbone(rows), {})[0]
+    if hasattr(agent, "q_of_rows") or hasattr(agent, "q_values"):
+        plain = hasattr(agent, "q_values")
+        found = agent.q_values(critic.backbone(rows), {}) if plain else agent.q_of_rows(rows)
+        found = _unscaled(agent, found[0])
         return found if action is None else found.gather(-1, action.unsqueeze(-1))[..., 0]
     atoms = getattr(agent, "atoms", None)
     if isinstance(atoms, ReturnAtoms) and atoms.on:  # continuous actions, which the critics read as they are
@@ -78,6 +90,11 @@ def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
     values = values.mean(-1) if len(critic.outputs) > len(actions.outputs) else values  # of quantiles
     values = values if taken is None else actions.pick(values, taken)
     return (values.mean(0) if len(critic.outputs) > len(actions.outputs) else values.amin(0))[0]
+
+
+def _unscaled(agent: Agent, values: Tensor) -> Tensor:
+    """Values as returns, where the networks learn h(return)."""
+    return value_rescale_inverse(values) if getattr(agent.cfg, "rescale_values", False) else values
 
 
 def _read(spec: SpecTree, taken: Tree | None, rows: Rows) -> Tensor:

@@ -32,7 +32,7 @@ from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, POLICY, Batch
+from whorl.data.batch import LAST, POLICY, Batch, Rows
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.explore.policies import (
     BEHAVIOUR,
@@ -42,6 +42,7 @@ from whorl.explore.policies import (
     PoliciesConfig,
     PolicyReturns,
     act_as,
+    as_policy,
     betas,
     gammas,
     relabelled,
@@ -169,6 +170,11 @@ class Agent57(Agent):
         if self.cfg.policy_head:
             return extrinsic[..., 1], after
         return self.mixed(extrinsic[..., 0], intrinsic[..., 0], memory[LAST][POLICY]), after
+
+    def q_of_rows(self, rows: Rows) -> Tensor:
+        """Q values [T, B, choices] of the policy that evaluation follows."""
+        rows = as_policy(rows, self.returns.best())
+        return self.mixed(self.critic(rows)[..., 0], self.intrinsic(rows)[..., 0], rows.last[POLICY])
 
     def mixed(self, extrinsic: Tensor, intrinsic: Tensor, index: Tensor) -> Tensor:
         """Q [..., choices] of both values [..., choices] for the policies `index` [...]."""

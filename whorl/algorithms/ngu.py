@@ -22,13 +22,14 @@ from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import POLICY, Batch
+from whorl.data.batch import POLICY, Batch, Rows
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.explore.policies import (
     BEHAVIOUR,
     FAMILY,
     PoliciesConfig,
     act_as,
+    as_policy,
     betas,
     draw_policy,
     gammas,
@@ -102,6 +103,10 @@ class NGU(Agent):
         """Q values [B, choices] of one row, and the memory after it."""
         q, after = self.critic.step(obs, memory, reset)
         return q.squeeze(-1), after
+
+    def q_of_rows(self, rows: Rows) -> Tensor:
+        """Q values [T, B, choices] of policy 0, which evaluation follows."""
+        return self.critic(as_policy(rows, 0)).squeeze(-1)
 
     def columns(self) -> dict[str, Array]:
         return {**super().columns(), POLICY: Array((), "int64"), BEHAVIOUR: Array(())}

@@ -1,6 +1,6 @@
 """A family of policies from exploiting to exploring, and a bandit per environment that chooses among them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from whorl.agents.agent import Acted, Context
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, POLICY, Batch
+from whorl.data.batch import LAST, POLICY, Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.q_network import choices_of
 from whorl.ops.sums import sums_by
@@ -178,6 +178,12 @@ def act_as(agent: Any, index: Tensor, obs: Tree, memory: Tree, context: Context)
     behaviour = agent.explore.probability(q, action, obs, context, agent.progress)
     after = {**memory, **after, FAMILY: {**memory[FAMILY], "index": index}}
     return Acted(action, after, {POLICY: index, BEHAVIOUR: behaviour})
+
+
+def as_policy(rows: Rows, index: Tensor | int) -> Rows:
+    """The same rows for networks that read the policy, of this number."""
+    policy = torch.zeros_like(rows.reset, dtype=torch.int64) + index
+    return replace(rows, last={**rows.last, POLICY: policy}, summaries={})
 
 
 class PolicyReturns(nn.Module):

@@ -36,7 +36,7 @@ from whorl.population.config import EvolveConfig
 from whorl.population.display import Display
 from whorl.population.member import Member, Report, Task, read_report
 from whorl.population.rules import LineageRow, Plan, Population, select
-from whorl.run.reporting import Interrupted, Result, Terminated
+from whorl.run.reporting import Result, Terminated, interrupted
 from whorl.settings.draws import RANDOM, Draw
 from whorl.settings.merge import Settings, plain_fields
 from whorl.state import checkpoint
@@ -79,7 +79,7 @@ class Evolver:
         self._began = time.monotonic()
 
     def train(self) -> Evolved:
-        """Go on until the last generation, the target or a signal; that is raised as `Interrupted` or `Terminated`."""
+        """Go on until the last generation, the target or a signal, which raises `KeyboardInterrupt` or `Terminated`."""
         run = self.settings.run
         with ExitStack() as stack:
             self.lock = RunLock(self.folder)
@@ -105,7 +105,7 @@ class Evolver:
         result = self._result()
         if self._signal:
             raise (
-                Interrupted(result, f"continue it with: whorl resume {result.run_dir}")
+                interrupted(result, f"continue it with: whorl resume {result.run_dir}")
                 if self._signal == CTRL_C
                 else Terminated(result)
             )

@@ -65,12 +65,15 @@ class Result:
         return type(self).make_video(self.run_dir, output, **options)
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C ended `train`, which has saved the run; `go_on` says how to continue it."""
+def interrupted(result: Any, go_on: str) -> KeyboardInterrupt:
+    """What `train` raises after Ctrl-C, when it has saved the run: with the `result`, and how to continue.
 
-    def __init__(self, result: Result, go_on: str) -> None:
-        super().__init__(f"training was interrupted; {go_on}")
-        self.result = result
+    Not of a class of its own: only a script that ends by `KeyboardInterrupt` itself is ended by the signal, so that a
+    shell's loop over scripts ends, too.
+    """
+    stop = KeyboardInterrupt(f"training was interrupted; {go_on}")
+    stop.result = result  # type: ignore[attr-defined]
+    return stop
 
 
 class Terminated(SystemExit):

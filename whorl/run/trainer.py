@@ -64,13 +64,13 @@ from whorl.run.hang_watch import HangWatch
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
 from whorl.run.reporting import (
-    Interrupted,
     LoggerFactory,
     Reporting,
     Result,
     SystemMetrics,
     Terminated,
     cut_metrics,
+    interrupted,
 )
 from whorl.settings.aliases import NOTES
 from whorl.settings.elsewhere import TRAINER, explaining
@@ -248,9 +248,9 @@ class Trainer:
 
         `total_timesteps` is the setting of that name, for a run that has not begun: train(100_000).
 
-        Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `Interrupted`, a
-        `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once,
-        and so does the first while there is nothing to save and no actor has started.
+        Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `KeyboardInterrupt` or
+        `Terminated`, a `SystemExit`, both with the `result`. The second signal ends it at once, and so does the first
+        while there is nothing to save and no actor has started.
         """
         for name in unknown:
             remedy = NOTES.get(name, f"give it to whorl.load(env, 'ppo', {name}=...)")
@@ -275,7 +275,8 @@ class Trainer:
             console.update(self._spent()[0])
             result = self._finish()
         if self.interrupted:
-            raise Interrupted(result, how_to_go_on(self)) if self._signal == CTRL_C else Terminated(result)
+            ended_by_user = self._signal == CTRL_C
+            raise interrupted(result, how_to_go_on(self)) if ended_by_user else Terminated(result)
         return result
 
     def _set_budget(self, total_timesteps: int) -> None:

@@ -330,6 +330,15 @@ def numbers_in(value: Any) -> list[float]:
     return [n for n in values if isinstance(n, (int, float)) and not isinstance(n, bool)]
 
 
+SWITCHES = {
+    "eval_freq": "to train without evaluations set eval to false",
+    "n_eval_episodes": "to train without evaluations set eval to false",
+    "checkpoint_freq": "to train without checkpoints set save_model to false",
+    "total_timesteps": "to only evaluate a run use whorl eval RUN",
+}
+"""numbers that other libraries switch off by 0 or -1"""
+
+
 def wrong(name: str, value: Any, wanted: str) -> ConfigError:
     """The error for a value that is not what is wanted."""
     more = ""
@@ -339,4 +348,6 @@ def wrong(name: str, value: Any, wanted: str) -> ConfigError:
         more = "; its schedule is lr_schedule: linear, cosine, warmup, or a function that you register"
     elif isinstance(value, str) and value.startswith("lin_"):  # RL Baselines3 Zoo
         more = "; write the number alone, and for a learning rate that falls lr_schedule: linear"
+    elif name in SWITCHES and value in (0, -1):
+        more = f"; {SWITCHES[name]}"
     return ConfigError(f"{name} is {value!r}; it must be {wanted}{more}")
