@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py setup
     python benchmarks/peers.py run --output benchmarks/results/peers.jsonl
-    python benchmarks/peers.py report benchmarks/results/peers.jsonl --write docs/peers.md
+    python benchmarks/peers.py report benchmarks/results/peers*.jsonl --write docs/peers.md
 
 `setup` gives each library of `contestants/*.txt` an environment of its own in `build/peers`, on top of the packages of
 this interpreter. `run` measures each contestant in a process of its own, with the same cores and torch threads; every
@@ -142,7 +142,9 @@ def main() -> None:
     running.add_argument("--seconds", type=float, default=float("inf"), help="time of the whole call")
     running.add_argument("--quick", action="store_true", help="a smoke run: settings too small to measure")
     reporting = commands.add_parser("report", help="the tables of what is in the output")
-    reporting.add_argument("output", type=Path, nargs="*", default=[HERE / "results" / "peers.jsonl"])
+    reporting.add_argument(
+        "output", type=Path, nargs="*", default=sorted((HERE / "results").glob("peers*.jsonl"))
+    )
     reporting.add_argument("--write", type=Path, help="write a page with the tables there, too")
     contestant = commands.add_parser("contestant", help="one measurement (used by run)")
     contestant.add_argument("name", choices=list(NAMES))
@@ -159,7 +161,7 @@ def main() -> None:
     else:
         from jobs import read
 
-        records = [record for path in args.output for record in read(path)]
+        records = [{**record, "call": call} for call, path in enumerate(args.output) for record in read(path)]
         print(tables(records))
         if args.write:
             args.write.write_text(page(records), "utf-8")
@@ -363,10 +365,28 @@ class Result:
 
     value: float
     way: str
+    ours: float | None = None
+    """our figure in the same call"""
 
 
 def best(records: Iterable[Record]) -> dict[str, dict[str, Result | str]]:
-    """By case and contestant: the median of the fastest way, or why there is none."""
+    """By case and contestant: the median of the fastest way in the last call that has one, or why there is none."""
+    calls: dict[int, list[Record]] = {}
+    for record in records:
+        calls.setdefault(record.get("call", 0), []).append(record)
+    found: dict[str, dict[str, Result | str]] = {}
+    for _, each in sorted(calls.items()):
+        for case, results in best_of_call(each).items():
+            found.setdefault(case, {}).update(results)
+    return {
+        case: {name: found[case][name] for name in NAMES if name in found[case]}
+        for case in CASES
+        if case in found
+    }
+
+
+def best_of_call(records: Iterable[Record]) -> dict[str, dict[str, Result | str]]:
+    """`best` of one call."""
     values: dict[tuple[str, str], dict[str, list[float]]] = {}
     reasons: dict[tuple[str, str], str] = {}
     for record in records:
@@ -384,14 +404,21 @@ def best(records: Iterable[Record]) -> dict[str, dict[str, Result | str]]:
                 found.setdefault(case, {})[name] = chosen(results, key=lambda result: result.value)
             elif (case, name) in reasons:
                 found.setdefault(case, {})[name] = reasons[case, name]
+        ours = found.get(case, {}).get(OURS)
+        if isinstance(ours, Result):
+            results_of_all = found[case].items()
+            found[case] = {
+                name: replace(result, ours=ours.value) if isinstance(result, Result) else result
+                for name, result in results_of_all
+            }
     return found
 
 
-def ratio(case: str, ours: Result | str | None, theirs: Result | str | None) -> float | None:
-    """How many times as fast (or small) as the other we are; None without both."""
-    if not isinstance(ours, Result) or not isinstance(theirs, Result):
+def ratio(case: str, theirs: Result | str | None) -> float | None:
+    """How many times as fast (or small) as the other we were in the same call; None without both."""
+    if not isinstance(theirs, Result) or theirs.ours is None:
         return None
-    return theirs.value / ours.value if CASES[case].lower else ours.value / theirs.value
+    return theirs.value / theirs.ours if CASES[case].lower else theirs.ours / theirs.value
 
 
 def number(value: float) -> str:
@@ -415,7 +442,7 @@ def summary(records: Sequence[Record]) -> str:
     for case, results in found.items():
         ours = results.get(OURS)
         figure = f"{number(ours.value)} {CASES[case].unit}" if isinstance(ours, Result) else "–"
-        ratios = [ratio(case, ours, results.get(name)) for name in peers]
+        ratios = [ratio(case, results.get(name)) for name in peers]
         cells = [
             "–" if each is None else f"{each:.2f}×" if each >= 1 else f"**{each:.2f}×**" for each in ratios
         ]
@@ -429,7 +456,7 @@ def details(records: Sequence[Record]) -> str:
     for case, results in best(records).items():
         for name, result in results.items():
             if isinstance(result, Result):
-                each = ratio(case, results.get(OURS), result)
+                each = ratio(case, result)
                 shown = "" if name == OURS or each is None else f"{each:.2f}×"
                 figure = f"{number(result.value)} {CASES[case].unit}"
                 rows.append([CASES[case].title, NAMES[name], figure, result.way, shown])
@@ -456,7 +483,7 @@ def behind(records: Sequence[Record]) -> str:
     found = []
     for case, results in best(records).items():
         for name, result in results.items():
-            each = ratio(case, results.get(OURS), result)
+            each = ratio(case, result)
             if name != OURS and each is not None and each < 1:
                 found.append(f"{NAMES[name]} in {CASES[case].title} ({each:.2f}×)")
     return f"Ahead of whorl: {'; '.join(found)}." if found else "No peer is ahead of whorl in these cases."
@@ -488,7 +515,8 @@ How many times as fast (or as small) whorl is with the same settings; below one,
 
 `python benchmarks/peers.py run`: contestants alternate, each in a process of its own with the same cores and
 {"/".join(map(str, threads))} torch thread(s); the median of {rounds} rounds counts, and of several ways to do the same
-the fastest. Steps are environment steps, without warm-up; no library evaluates, logs or saves.
+the fastest. Steps are environment steps, without warm-up; no library evaluates, logs or saves. Where a case was
+measured again, the last call counts; every ratio is to our own figure in the same call.
 
 - PPO: 8 environments, 2,048 steps a rollout, 10 epochs, networks 64x64 (tanh) for actor and critic; Pong: Nature's
   network on four frames of 84x84.

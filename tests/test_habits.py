@@ -328,7 +328,10 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
         (["train", "td3", "Pendulum-v1", "--noise-max", "1"], "--noise-max: set noise_scale to [low, high]"),
         (["plot", "mine", "--iqm"], "here it is called --statistic"),
         (["train", "ppo", "CartPole-v1", "--hyperparams", "a:1"], "on the command line a flag"),
-        (["train", "ppo", "CartPole-v1", "--eval-freq", "0"], "eval_freq is 0; it must be at least 1\n"),
+        (
+            ["train", "ppo", "CartPole-v1", "--eval-freq", "0"],
+            "eval_freq is 0; it must be at least 1; to train without evaluations set eval to false\n",
+        ),
         (["list", "--runs", "elsewhere"], "list takes no name, but got 'elsewhere'; use --folder elsewhere"),
         (["pull"], "pull takes 1 name, but got 0"),
         (["train", "ppo", "CartPole-v1", "mine.yaml"], "write --config mine.yaml"),

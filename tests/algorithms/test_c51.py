@@ -10,7 +10,9 @@ from torch import Tensor
 from value_blocks import allowing, build, context, plain_values, telling, told
 
 from whorl.algorithms.c51 import C51
+from whorl.core import registry
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.data.batch import Batch
 from whorl.settings.merge import configure
 
@@ -119,6 +121,29 @@ def test_the_loss_matches_the_published_case() -> None:
         assert float(agent.critic_loss(reweighted(published(), weight), NONE)[0]) == pytest.approx(
             loss, abs=1e-5
         )
+
+
+def test_another_loss_takes_the_place_of_the_cross_entropy_but_priorities_stay_divergences() -> None:
+    def brier(log_prob: Tensor, target: Tensor) -> Tensor:
+        return (log_prob.exp() - target).square().sum(-1)
+
+    agent = telling(C51, 1, 5, **GRID)
+    agent.loss = brier
+    even = torch.zeros(1, 1, 5)
+    loss, error = agent.critic_loss(told(even, even, [0], [0.7], [0.0]), NONE)[:2]
+    # the target is (0, 0, .3, .7, 0), the prediction even
+    assert float(loss) == pytest.approx(3 * 0.2**2 + 0.1**2 + 0.5**2, abs=1e-6)
+    assert error.item() == pytest.approx(0.3 * log(0.3) + 0.7 * log(0.7) + log(5), abs=1e-6)
+
+
+def test_a_loss_between_distributions_has_one_value_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registry._registered["distribution_loss"]
+    monkeypatch.setitem(known, "each atom", lambda log_prob, target: log_prob * target)
+    build(C51, loss=Part("cross_entropy"))
+    with pytest.raises(ConfigError, match="loss 'each atom' must return one value per row"):
+        build(C51, loss=Part("each atom"))
+    with pytest.raises(ConfigError, match="loss is 'huber'; choose one of: cross_entropy, each atom"):
+        configure("c51", "CartPole-v1", {"loss": "huber"})
 
 
 def test_priorities_are_divergences_from_the_target() -> None:

@@ -11,6 +11,7 @@ from value_blocks import allowing, build, context, told
 from whorl.algorithms.iqn import IQN
 from whorl.algorithms.qr_dqn import QRDQN
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Array
 from whorl.data.batch import Batch
 from whorl.ops.losses import quantile_huber
@@ -33,7 +34,15 @@ def at_midpoints(agent: Any, batch: Batch) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"double": True}, SOFT, {"rescale_values": True}, {"kappa": 0.5}, {"dueling": True}],
+    [
+        {},
+        {"double": True},
+        SOFT,
+        {"rescale_values": True},
+        {"kappa": 0.5},
+        {"dueling": True},
+        {"loss": Part("squared")},
+    ],
     ids=str,
 )
 def test_with_midpoints_for_fractions_it_is_qr_dqn(settings: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from value_blocks import allowing, build, context, plain_values, telling, told
 
 from whorl.algorithms.qr_dqn import QRDQN
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.settings.merge import configure
 
 NONE: dict[str, Any] = {"online": {}, "select": {}, "target": {}}
@@ -55,6 +56,29 @@ def test_the_loss_is_that_over_all_pairs_and_so_is_its_gradient(kappa: float) ->
     parameters = list(agent.critic.parameters())
     for ours, theirs in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(wanted, parameters)):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_another_loss_takes_the_place_of_the_huber_loss() -> None:
+    agent = build(QRDQN, n_quantiles=5, loss=Part("squared"))
+    batch = transitions(agent)
+    said = agent.critic(batch.now)[0, torch.arange(6), batch.action[0]]  # [6, quantiles]
+    target = agent.target(batch, NONE)[0]
+    # The Huber loss is half the square up to its threshold.
+    wanted = torch.stack([pairwise(q, agent.tau, y, 1e9) for q, y in zip(said, target)]).mean()
+    torch.testing.assert_close(agent.critic_loss(batch, NONE)[0], wanted)
+
+
+def test_a_loss_may_depend_on_the_sign_of_the_error() -> None:
+    """A loss is called with (quantile, target), in this order."""
+
+    def only_too_high(quantile: Tensor, target: Tensor) -> Tensor:
+        return (quantile - target).clamp(min=0)
+
+    agent = telling(QRDQN, 1, 2, n_quantiles=2)
+    agent.loss = only_too_high
+    batch = told([[[0.0, 4.0]]], [[[1.0, 2.0]]], [0], [0.0], [1.0])
+    # Fractions .25 and .75; only the second quantile is too high, by 3 and 2, each weighted by |.75 - 1|.
+    assert float(agent.critic_loss(batch, NONE)[0]) == pytest.approx(0.25 * (3 + 2) / 2, abs=1e-6)
 
 
 def test_the_order_of_the_target_nets_quantiles_does_not_matter_but_that_of_the_online_nets_does() -> None:
@@ -198,10 +222,28 @@ def test_updates_are_the_rule_written_out(double: bool) -> None:
     [
         ({"n_quantiles": 0}, "n_quantiles is 0; it must be from 1 to 100,000"),
         ({"kappa": 0}, "kappa is 0.0; it must be from 1e-06 to 1,000,000"),
+        ({"loss": "hubber"}, "loss is 'hubber'; did you mean 'huber'?"),
         ({"munchausen": 0.9, "double": True}, "munchausen and double are both set"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], told_so: str) -> None:
     with pytest.raises(ConfigError) as e:
         configure("qr_dqn", "CartPole-v1", settings)
+    assert str(e.value).startswith(told_so) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told_so"),
+    [
+        (
+            {"loss": Part("huber", {"delta": 2.0})},
+            "the threshold of the Huber loss between quantiles is kappa",
+        ),
+        ({"loss": Part("squared"), "kappa": 2.0}, "kappa is 2, but loss 'squared' has no threshold"),
+        ({"loss": Part("torch.nn.MSELoss")}, "loss 'torch.nn.MSELoss' must return one value per element"),
+    ],
+)
+def test_losses_that_do_not_fit_are_one_sentence(settings: dict[str, Any], told_so: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        build(QRDQN, **settings)
     assert str(e.value).startswith(told_so) and "\n" not in str(e.value)

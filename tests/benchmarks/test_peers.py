@@ -59,6 +59,14 @@ def test_the_page_names_who_is_ahead_who_is_missing_and_where_it_was_measured() 
     assert "torch 2.13" in page and "median of 3 rounds" in page
 
 
+def test_of_several_calls_the_last_counts_and_ratios_are_within_a_call() -> None:
+    later = [record("ppo_cartpole", "whorl", 8000.0), record("ppo_cartpole", "sb3", 2000.0)]
+    both = [*({**each, "call": 0} for each in RECORDS), *({**each, "call": 1} for each in later)]
+    ppo, imported = peers.summary(both).splitlines()[2:]
+    assert ppo == "| PPO CartPole-v1, minibatch 256 | 8,000 env-steps/s | 4.00× | **0.50×** |"
+    assert imported == "| import what PPO needs | 2.00 s | 1.50× | – |"
+
+
 def test_every_second_round_is_in_reverse() -> None:
     found = [
         (each["round"], each["contestant"], each["way"])

@@ -93,7 +93,9 @@ def test_values_of_agent57_are_those_of_the_policy_that_earned_most() -> None:
 def test_values_are_returns_where_the_network_learns_rescaled_ones() -> None:
     made = policy("dqn", LETTERS, rescale_values=True)
     plain = policy("dqn", LETTERS)
-    assert np.allclose(made.q_values(OBS), value_rescale_inverse(torch.as_tensor(plain.q_values(OBS))), rtol=1e-4)
+    assert np.allclose(
+        made.q_values(OBS), value_rescale_inverse(torch.as_tensor(plain.q_values(OBS))), rtol=1e-4
+    )
     assert np.allclose(made.value(OBS), made.q_values(OBS).max(1), rtol=1e-4)
 
 

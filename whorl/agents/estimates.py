@@ -25,7 +25,6 @@ from whorl.ops.mixed import Mixed
 from whorl.ops.transforms import value_rescale_inverse
 from whorl.ops.values import best, pick
 
-
 Q_METHODS = ("q_values", "q_of_rows", "q")
 """methods of agents for the Q values of discrete actions"""
 

@@ -19,16 +19,18 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ValueConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.atoms import Atoms, advice_on_clipping
+from whorl.nets.losses import cross_entropy, distribution_loss
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.values import best, bootstrap, pick_columns
-from whorl.settings.schema import Range
+from whorl.settings.schema import Choice, Range
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class C51Config(ExplorationConfig, ValueConfig):
     """lowest atom"""
     v_max: Annotated[float, Range(-(10**9), 10**9)] = 10.0
     """highest atom"""
+    loss: Annotated[Part, Choice("distribution_loss", ("cross_entropy",))] = Part("cross_entropy")
+    """loss between distributions: cross_entropy, or the import path of a function of log-probabilities and target
+    probabilities [..., atoms], one value per row"""
 
 
 class C51(Agent):
@@ -53,6 +58,7 @@ class C51(Agent):
         super().__init__(spec, cfg)
         self.grid = Atoms(cfg)
         self.critic = QNetwork("c51", spec, cfg, cfg.n_atoms)
+        self.loss = distribution_loss(Part.of(cfg.loss))
         self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
@@ -82,8 +88,8 @@ class C51(Agent):
         """-E[sum_k m_k log p_k(s, a)]; the divergences KL(m || p) [T, B]; the mean of Q; how much m was clipped"""
         target, outside = self.target(batch, noise)  # [T, B, atoms], [T, B]
         log_prob = pick_columns(self.critic(batch.now, noise["online"]), batch.action).log_softmax(-1)
-        loss = -(target * log_prob).sum(-1)  # [T, B]
-        divergence = loss.detach() + torch.special.xlogy(target, target).sum(-1)
+        loss = self.loss(log_prob, target)  # [T, B]
+        divergence = cross_entropy(log_prob.detach(), target) + torch.special.xlogy(target, target).sum(-1)
         q = (log_prob.detach().exp() * self.grid.atoms).sum(-1)
         mean, metrics = (q * batch.share).mean(), self.grid.metrics(outside, batch)
         # Rounding may make a divergence slightly negative.

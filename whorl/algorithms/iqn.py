@@ -18,16 +18,18 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import MunchausenConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
+from whorl.nets.losses import quantile_element_loss
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QuantileNetwork, allowed, draw_passes
-from whorl.ops.losses import quantile_huber
+from whorl.ops.losses import quantile_huber, quantile_loss
 from whorl.ops.values import best, bootstrap, pick, pick_columns, soft_policy
-from whorl.settings.schema import Range, Size
+from whorl.settings.schema import Choice, Range, Size
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class IQNConfig(ExplorationConfig, MunchausenConfig):
     """quantile fractions averaged to select an action"""
     n_cosines: Size = 64
     """cosine features of a quantile fraction"""
+    loss: Annotated[Part, Choice("loss", ("huber", "squared"))] = Part("huber")
+    """loss of a pair of quantiles: huber (threshold kappa), squared, both halved, or the import path of a function of
+    (quantile, target), one value per element"""
     kappa: Annotated[float, Range(1e-6, 10**6)] = 1.0
     """threshold of the Huber loss"""
 
@@ -56,6 +61,7 @@ class IQN(Agent):
     def __init__(self, spec: Spec, cfg: IQNConfig) -> None:
         super().__init__(spec, cfg)
         self.critic = QuantileNetwork("iqn", spec, cfg, cfg.n_cosines)
+        self.loss = quantile_element_loss(Part.of(cfg.loss), cfg.kappa)
         self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
@@ -94,7 +100,10 @@ class IQN(Agent):
             self.critic.backbone(batch.now), noise["tau"], noise["online"]
         )  # [T, B, N, choices]
         quantile = pick_columns(z.transpose(-1, -2), batch.action)  # [T, B, N]
-        loss = quantile_huber(quantile, noise["tau"], target, self.cfg.kappa)  # [T, B]
+        if self.loss is None:
+            loss = quantile_huber(quantile, noise["tau"], target, self.cfg.kappa)  # [T, B]
+        else:
+            loss = quantile_loss(quantile, noise["tau"], target, self.loss)
         q = quantile.detach().mean(-1)
         return (loss * batch.weight).mean(), (q - target.mean(-1)).abs(), (q * batch.share).mean()
 

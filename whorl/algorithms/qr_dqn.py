@@ -16,22 +16,27 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import MunchausenConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
+from whorl.nets.losses import quantile_element_loss
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
-from whorl.ops.losses import sorted_quantile_huber
+from whorl.ops.losses import quantile_loss, sorted_quantile_huber
 from whorl.ops.values import best, bootstrap, pick, pick_columns, soft_policy
-from whorl.settings.schema import Range, Size
+from whorl.settings.schema import Choice, Range, Size
 
 
 @dataclass(frozen=True)
 class QRDQNConfig(ExplorationConfig, MunchausenConfig):
     n_quantiles: Size = 200
     """quantiles per action"""
+    loss: Annotated[Part, Choice("loss", ("huber", "squared"))] = Part("huber")
+    """loss of a pair of quantiles: huber (threshold kappa), squared, both halved, or the import path of a function of
+    (quantile, target), one value per element"""
     kappa: Annotated[float, Range(1e-6, 10**6)] = 1.0
     """threshold of the Huber loss"""
 
@@ -48,6 +53,7 @@ class QRDQN(Agent):
     def __init__(self, spec: Spec, cfg: QRDQNConfig) -> None:
         super().__init__(spec, cfg)
         self.critic = QNetwork("qr_dqn", spec, cfg, cfg.n_quantiles)
+        self.loss = quantile_element_loss(Part.of(cfg.loss), cfg.kappa)
         self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
@@ -76,7 +82,10 @@ class QRDQN(Agent):
         theta = self.soft_target(batch, noise) if self.cfg.munchausen else self.target(batch, noise)
         quantile = pick_columns(self.critic(batch.now, noise["online"]), batch.action)  # [T, B, quantiles]
         # The mean over j does not depend on their order, and sorted targets need no tensor of all pairs.
-        loss = sorted_quantile_huber(quantile, self.tau, theta.sort(-1).values, self.cfg.kappa)  # [T, B]
+        if self.loss is None:
+            loss = sorted_quantile_huber(quantile, self.tau, theta.sort(-1).values, self.cfg.kappa)  # [T, B]
+        else:
+            loss = quantile_loss(quantile, self.tau, theta, self.loss)
         mean = quantile.detach().mean(-1)
         return (loss * batch.weight).mean(), (mean - theta.mean(-1)).abs(), (mean * batch.share).mean()
 

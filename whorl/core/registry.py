@@ -68,7 +68,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 KINDS = (
     *("algorithm", "component", "network", "encoder", "head", "layer", "memory", "optimizer", "schedule"),
-    *("loss", "exploration", "environment", "adapter", "logger"),
+    *("loss", "distribution_loss", "exploration", "environment", "adapter", "logger"),
 )
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 # None: every import path is trusted, because the user wrote it. Loading a saved config restricts it.
@@ -250,7 +250,7 @@ def _is_ours(kind: str, found: Any) -> bool:
         return issubclass(found, base) and (
             kind not in ("algorithm", "component") or hasattr(found, "Config")
         )
-    values = ("loss", "schedule", "exploration")
+    values = ("loss", "distribution_loss", "schedule", "exploration")
     if not inspect.isfunction(found) or kind not in ("network", "encoder", "head", "layer", *values):
         return False
     made = inspect.signature(found).return_annotation

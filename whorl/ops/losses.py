@@ -114,12 +114,25 @@ def expectile_loss(error: Tensor, tau: float) -> Tensor:
 
 
 def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
-    """Quantile regression (Dabney et al. 2018, arXiv:1710.10044, eq. 10): all pairs, [...].
+    """`quantile_loss` with the Huber loss (Dabney et al. 2018, arXiv:1710.10044, eq. 10), which is not divided by
+    kappa; kappa 0 means |d_ij|."""
 
-    sum_i mean_j |tau_i - 1{d_ij < 0}| * huber(d_ij, kappa),   d_ij = target_j - quantile_i
+    def size(value: Tensor, target: Tensor) -> Tensor:
+        error = target - value
+        return error.abs() if kappa == 0 else huber(error, kappa)
 
-    `quantile` [..., N], `tau` [N] or [..., N], `target` [..., M]. The Huber loss is not divided by
-    kappa; kappa 0 means |d_ij|. Gradients flow into `target` too unless it is detached.
+    return quantile_loss(quantile, tau, target, size)
+
+
+def quantile_loss(
+    quantile: Tensor, tau: Tensor, target: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Quantile regression with any loss per element, over all pairs: [...].
+
+    sum_i mean_j |tau_i - 1{d_ij < 0}| * loss(quantile_i, target_j),   d_ij = target_j - quantile_i
+
+    `quantile` [..., N], `tau` [N] or [..., N], `target` [..., M]. Gradients flow into `target` too unless it is
+    detached.
     """
     if min(quantile.dim(), tau.dim(), target.dim()) == 0 or tau.shape[-1] != quantile.shape[-1]:
         raise ValueError(
@@ -134,10 +147,9 @@ def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float =
             f"target {tuple(target.shape)} does not match quantile {tuple(quantile.shape)}; "
             "all axes except the last must agree, counted from the end"
         )
-    error = target.unsqueeze(-2) - quantile.unsqueeze(-1)  # [..., N, M]
-    size = error.abs() if kappa == 0 else huber(error, kappa)
-    weight = (tau.unsqueeze(-1) - (error < 0).to(tau.dtype)).abs()
-    return (weight * size).mean(-1).sum(-1)
+    value, other = torch.broadcast_tensors(quantile.unsqueeze(-1), target.unsqueeze(-2))  # [..., N, M]
+    weight = (tau.unsqueeze(-1) - (other < value).to(tau.dtype)).abs()
+    return (weight * loss(value, other)).mean(-1).sum(-1)
 
 
 def sorted_quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:

@@ -424,8 +424,11 @@ class Keywords(TypedDict, total=False):
     munchausen_low: float
     """lower bound of temperature * log-probability"""
     loss: Any
-    """loss per element: huber (option delta, 1), squared, both halved, or the import path of a function of (q,
-    target)"""
+    """loss of a pair of quantiles: huber (threshold kappa), squared, both halved, or the import path of a
+    function of (quantile, target), one value per element; in other algorithms: loss per element: huber (option
+    delta, 1), squared, both halved, or the import path of a function of (q, target); in other algorithms: loss
+    between distributions: cross_entropy, or the import path of a function of log-probabilities and target
+    probabilities [..., atoms], one value per row"""
     n_fractions: int
     """quantile fractions sampled for the prediction"""
     n_target_fractions: int
