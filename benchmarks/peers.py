@@ -515,8 +515,9 @@ How many times as fast (or as small) whorl is with the same settings; below one,
 
 `python benchmarks/peers.py run`: contestants alternate, each in a process of its own with the same cores and
 {"/".join(map(str, threads))} torch thread(s); the median of {rounds} rounds counts, and of several ways to do the same
-the fastest. Steps are environment steps, without warm-up; no library evaluates, logs or saves. Where a case was
-measured again, the last call counts; every ratio is to our own figure in the same call.
+the fastest (`python benchmarks/peers.py report` prints every figure and way). Steps are environment steps, without
+warm-up; no library evaluates, logs or saves. Where a case was measured again, the last call counts; every ratio is to
+our own figure in the same call.
 
 - PPO: 8 environments, 2,048 steps a rollout, 10 epochs, networks 64x64 (tanh) for actor and critic; Pong: Nature's
   network on four frames of 84x84.
@@ -526,10 +527,6 @@ measured again, the last call counts; every ratio is to our own figure in the sa
 - CleanRL-style and LeanRL-style are our own scripts with the structure and hyper-parameters of those projects, which
   are not packages.
 - Memory is the peak of the process and its children, shared pages counted once.
-
-## All figures
-
-{details(records)}
 
 ## Not measured
 
