@@ -206,18 +206,18 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "quantile weights are reversed",
-            "(tau.unsqueeze(-1) - (error < 0).to(tau.dtype)).abs()",
-            "(tau.unsqueeze(-1) - (error > 0).to(tau.dtype)).abs()",
+            "(tau.unsqueeze(-1) - (other < value).to(tau.dtype)).abs()",
+            "(tau.unsqueeze(-1) - (other > value).to(tau.dtype)).abs()",
         ),
         Bug(
             "quantile loss is averaged over the predicted quantiles",
-            "(weight * size).mean(-1).sum(-1)",
-            "(weight * size).mean(-1).mean(-1)",
+            "(weight * loss(value, other)).mean(-1).sum(-1)",
+            "(weight * loss(value, other)).mean(-1).mean(-1)",
         ),
         Bug(
             "quantile loss: mean and sum swapped",
-            "(weight * size).mean(-1).sum(-1)",
-            "(weight * size).mean(-2).sum(-1)",
+            "(weight * loss(value, other)).mean(-1).sum(-1)",
+            "(weight * loss(value, other)).mean(-2).sum(-1)",
         ),
         Bug(
             "sorted quantile loss: slope reversed",
@@ -872,9 +872,10 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "priorities are cross-entropies",
-            "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
-            "loss.detach()",
+            "cross_entropy(log_prob.detach(), target) + torch.special.xlogy(target, target).sum(-1)",
+            "cross_entropy(log_prob.detach(), target)",
         ),
+        Bug("another loss is never used", "self.loss(log_prob, target)", "cross_entropy(log_prob, target)"),
         Bug(
             "double is never read",
             'self.critic(batch.next, noise["select"]) if self.cfg.double else logits',
@@ -909,6 +910,7 @@ MUTATIONS: list[Mutation] = [
             'theta = self.critic(batch.next, noise["target"])',
         ),
         Bug("priorities of the signed error", "(mean - theta.mean(-1)).abs()", "(mean - theta.mean(-1))"),
+        Bug("another loss is never used", "if self.loss is None:", "if True:"),
     ),
     *planted(
         "algorithms/iqn.py",
@@ -924,6 +926,7 @@ MUTATIONS: list[Mutation] = [
             'quantile_huber(quantile, noise["target_tau"], target',
         ),
         Bug("kappa is never read", "target, self.cfg.kappa)", "target, 1.0)"),
+        Bug("another loss is never used", "if self.loss is None:", "if True:"),
         Bug(
             "targets from the online network",
             "features = self.target_critic.backbone(batch.next)",

@@ -444,7 +444,8 @@ def summary(records: Sequence[Record]) -> str:
         figure = f"{number(ours.value)} {CASES[case].unit}" if isinstance(ours, Result) else "–"
         ratios = [ratio(case, results.get(name)) for name in peers]
         cells = [
-            "–" if each is None else f"{each:.2f}×" if each >= 1 else f"**{each:.2f}×**" for each in ratios
+            "–" if each is None else f"{each:.2f}×" if round(each, 2) >= 1 else f"**{each:.2f}×**"
+            for each in ratios
         ]
         rows.append([CASES[case].title, figure, *cells])
     return markdown(("case", "whorl", *(NAMES[name] for name in peers)), rows)
@@ -484,7 +485,7 @@ def behind(records: Sequence[Record]) -> str:
     for case, results in best(records).items():
         for name, result in results.items():
             each = ratio(case, result)
-            if name != OURS and each is not None and each < 1:
+            if name != OURS and each is not None and round(each, 2) < 1:
                 found.append(f"{NAMES[name]} in {CASES[case].title} ({each:.2f}×)")
     return f"Ahead of whorl: {'; '.join(found)}." if found else "No peer is ahead of whorl in these cases."
 
