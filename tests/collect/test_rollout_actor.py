@@ -10,6 +10,7 @@ from whorl.algorithms.a2c import A2C
 from whorl.algorithms.ppo import PPO
 from whorl.collect.collector import LocalCollector
 from whorl.envs.adapters.gymnasium import GymnasiumVector
+from whorl.envs.adapters.vectorized import LEAST, BatchedVector
 from whorl.envs.make import find
 from whorl.explore.acting import act_by_policy
 from whorl.explore.rollout_actor import RolloutActor
@@ -21,7 +22,9 @@ def collector(
     id: str, cls: Any = PPO, batched: bool = False, quick: bool = True, **settings: Any
 ) -> LocalCollector:
     source = find(id)
-    env = source.vector(4, "cpu", False) if batched else GymnasiumVector(source.factory, 4, id)
+    num_envs = LEAST if batched else 4
+    env = source.vector(num_envs, "cpu", False) if batched else GymnasiumVector(source.factory, num_envs, id)
+    assert isinstance(env, BatchedVector) is batched
     torch.manual_seed(0)
     agent = cls(env.spec, cls.Config(**settings))
     agent.prepare("cpu", lambda name: torch.Generator().manual_seed(0))

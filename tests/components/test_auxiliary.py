@@ -11,6 +11,7 @@ from blocks import IMAGE, VECTOR, build, feed, rollouts
 from whorl.agents.auxiliary import rows_later
 from whorl.components.atc import ATCConfig
 from whorl.components.byol import BYOLConfig
+from whorl.components.prediction import PredictionConfig
 from whorl.components.siamese_q import SiameseQConfig
 from whorl.conformance import CHECKS, Run, subject
 from whorl.conformance.subjects import MIXED
@@ -179,6 +180,38 @@ def test_gradients_are_compared_with_the_agents_own_and_not_with_those_of_other_
     agent.minimize("critic", value(1.0))
     for weight, gradient in zip(weights, seen):
         torch.testing.assert_close(gradient, -4 * weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "cfg"),
+    [
+        ("atc", replace(ATC, colour=0.1)),
+        ("byol", BYOLConfig(features=8, hidden_size=16, batch_size=16, predicts="next", intensity=0.1)),
+        ("prediction", PredictionConfig(size=8, latent_size=4, hidden_size=16)),
+    ],
+)
+def test_a_joined_loss_sees_later_observations_as_one_with_an_optimizer_of_its_own(
+    name: str, cfg: Any
+) -> None:
+    """With n-step returns the next observation is in the extras of a sample."""
+    agent: Any = build("dqn", IMAGE, **{name: replace(cfg, joins="critic")})
+    replay = agent.experience(torch.Generator().manual_seed(0))
+    object.__setattr__(replay.view, "n_step", 3)
+    replay.add(*rollouts(agent))
+    agent._batch = replay.sample()
+    assert agent._batch.extras["successor"].dtype == torch.uint8
+    (joined,), seen = agent._joined["critic"], list[torch.Tensor]()
+    agent.generators["critic"].manual_seed(3)
+    wanted = joined.loss(agent._batch, agent.observations)
+
+    def heard(batch: Batch) -> torch.Tensor:
+        seen.append(joined.loss(batch))
+        return seen[0]
+
+    agent._joined["critic"] = [replace(joined, loss=heard)]
+    agent.generators["critic"].manual_seed(3)
+    agent.minimize("critic", sum((weight.sum() for weight in agent.critic.parameters()), torch.zeros(())))
+    torch.testing.assert_close(seen[0], wanted)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -147,6 +147,17 @@ def test_no_two_actors_and_no_two_lives_of_one_share_seeds() -> None:
         assert len(set(numbers)) == 8
 
 
+@pytest.mark.parametrize(("algorithm", "direct"), [("sac", True), ("flash_sac", False)])
+def test_rows_for_shards_pass_through_a_learner_that_follows_their_rewards(
+    algorithm: str, direct: bool
+) -> None:
+    source = find("Pendulum-v1")
+    cfg = configure(algorithm, "Pendulum-v1", {"num_envs": 4, "actors": 2, "shards": 2})
+    collector = make_fleet(source, build_agent(cfg, source.spec(4), 0), cfg.run, Streams(0))
+    collector.close()
+    assert collector.fleet.direct is direct
+
+
 def test_who_waits_stands_in_for_as_many_as_are_missing() -> None:
     role = role_of("a2c", 4, 2)
     fleet = Scripted(4, 4, [trajectory(role, actor, 0) for actor in range(4)])

@@ -92,6 +92,23 @@ def test_an_algorithm_without_a_discount_trains_and_is_restored(tmp_path: Path) 
     assert whorl.restore(run).settings.steps == 1
 
 
+@dataclass(frozen=True)
+class WholeConfig:
+    memory: str = "none"
+    batch_size: int = 32
+
+
+class Whole(Still):
+    """With memory, it learns from whole rollouts."""
+
+    Config = WholeConfig
+
+
+def test_an_algorithm_with_memory_and_minibatches_may_do_without_chunks() -> None:
+    whorl.register("algorithm", "whole", Whole)
+    assert configure("whole", "X", {"memory": "lstm", "batch_size": 16}).batch_size == 16
+
+
 def test_a_range_of_an_own_setting_is_checked() -> None:
     whorl.register("algorithm", "own", Own)
     with pytest.raises(ConfigError, match=r"share is 2\.0; it must be from 0 to 1"):

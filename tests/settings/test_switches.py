@@ -40,6 +40,16 @@ def test_what_belongs_to_a_setting_without_effect_is_told_too() -> None:
             {"memory_heads": 2},
             "memory_heads has no effect while memory is lstm; set memory to attention",
         ),
+        (
+            "rsac",
+            {"memory_gate": "output"},
+            "memory_gate has no effect while memory is lstm; set memory to attention",
+        ),
+        (
+            "ppo",
+            {"memory_positions": "rotary"},
+            "memory_positions has no effect while memory is none; set memory to attention",
+        ),
         ("td3", {"noise_theta": 0.5}, "noise_theta has no effect while noise is gaussian; set noise to ou"),
         (
             "sac",

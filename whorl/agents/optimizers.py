@@ -14,7 +14,7 @@ from whorl.agents.packed import Packed, fits
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, known, resolve
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, successor_keys
 from whorl.nets.images import SpectralConvolution, spectral_layers
 from whorl.ops.gradients import add_agreeing_
 from whorl.ops.targets import pieces
@@ -198,9 +198,8 @@ class Optimized(nn.Module):
         gated: list[tuple[JoinedLoss, Tensor]] = []
         free: list[Tensor] = []
         for joined in self._joined.get(name, ()):
-            assert self._batch is not None and isinstance(loss, Tensor)
-            module: Any = self
-            added = joined.loss(self._batch.replace(obs=module.observations(self._batch.obs)))
+            assert isinstance(loss, Tensor)
+            added = joined.loss(self._normalised())
             if joined.adaptive == "off":
                 free.append(added)
             else:
@@ -239,6 +238,14 @@ class Optimized(nn.Module):
         if self.on_optimizer_step is not None:
             self.on_optimizer_step()
         return norm
+
+    def _normalised(self) -> Batch:
+        """The batch of a captured step with normalised observations, those of later steps in its extras included."""
+        agent: Any = self
+        batch = self._batch
+        assert batch is not None
+        later = {key: agent.observations(batch.extras[key]) for key in successor_keys(batch.extras)}
+        return batch.replace(obs=agent.observations(batch.obs), extras={**batch.extras, **later})
 
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
         parameters = self._parameters_of[name]

@@ -5,6 +5,7 @@ state (and only there), `keep` is 0 where returns must not continue into the nex
 transitions. With reward streams (`Spec.streams`) reward, discount and keep may have a trailing stream axis.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,7 @@ SUCCESSOR = "successor"
 """in `Batch.extras` of single transitions with n-step returns: the observation right after the action, if asked for"""
 CELL = "cell"
 """in `Batch.extras` of a rollout: the cell of the map that each step led to, where the environment has a map"""
+_SUCCESSORS = re.compile(rf"{SUCCESSOR}(_[0-9]+)?")
 STEPS = "steps"
 """in `Batch.extras` of samples with n-step returns, if asked for: what each single row [T+n-1, B] holds"""
 LOG_PROB = "log_prob"
@@ -40,6 +42,11 @@ POLICY = "policy"
 def successor_key(steps: int) -> str:
     """Where `Batch.extras` of single transitions have the observation `steps` steps later, if asked for."""
     return SUCCESSOR if steps == 1 else f"{SUCCESSOR}_{steps}"
+
+
+def successor_keys(extras: Mapping[str, Any]) -> list[str]:
+    """The keys of `Batch.extras` that `successor_key` gives."""
+    return [key for key in extras if _SUCCESSORS.fullmatch(key)]
 
 
 def remember(memory: Tree, action: Tree, reward: Tensor, columns: Mapping[str, Tensor]) -> Tree:

@@ -393,5 +393,6 @@ def _payload_kind(agent: Agent, run: RunConfig) -> PayloadKind:
 def _only_shards_need_rows(agent: Agent) -> bool:
     """Whether replay is in shards and the agent never looks at rollouts itself."""
     sharded = agent.off_policy and agent.cfg.shards > 0 and not agent.cfg.normalize_obs
-    looks = type(agent).observe is not Agent.observe or agent.components or agent.spec.map_shape is not None
+    own = any(getattr(type(agent), name) is not getattr(Agent, name) for name in ("receive", "observe"))
+    looks = own or agent.components or agent.spec.map_shape is not None
     return sharded and not looks

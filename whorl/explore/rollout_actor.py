@@ -8,10 +8,11 @@ two for the sample, all into memory that exists already.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whorl.agents.agent import Agent
 from whorl.data.batch import LOG_PROB
+from whorl.nets.by_hand import is_linear
 from whorl.nets.flat import Flat
 from whorl.nets.layers import MLP
 from whorl.nets.normalize import Observations
@@ -89,6 +90,6 @@ def rollout_actor(agent: Agent, tensors: dict[str, Any]) -> RolloutActor | None:
     if type(torso) is not MLP or torso.norms is not None or type(encoder) is not Flat or not encoder.vector:
         return None
     known = isinstance(head, GaussianHead) or (isinstance(head, CategoricalHead) and head.single)
-    if not known or type(head.last) is not nn.Linear or tensors["obs"].dtype != torch.float32:
+    if not known or not is_linear(head.last) or tensors["obs"].dtype != torch.float32:
         return None
     return RolloutActor(agent, tensors["obs"], tensors["action"], tensors["extras"])

@@ -93,7 +93,7 @@ def _addmm(bias: Tensor, value: Tensor, weight: Tensor, beta: int = 1, alpha: in
 def dense(backbone: Backbone, last: Any, gradients: dict[int, Tensor]) -> Dense | None:
     """The passes of a network; None unless it is an MLP over one vector with a linear layer at its end."""
     torso: Any = backbone.torso
-    if not _is_known(torso) or not _reads_a_vector(backbone) or type(last) not in (nn.Linear, Linear):
+    if not _is_known(torso) or not _reads_a_vector(backbone) or not is_linear(last):
         return None
     return Dense(torso, last, gradients)
 
@@ -111,9 +111,14 @@ def dense_q(critic: Any, gradients: dict[int, Tensor] | None) -> Dense | None:
         return None
     hidden: Any = head.hidden
     last: Any = head.last
-    if not _is_known(hidden) or type(last) not in (nn.Linear, Linear):
+    if not _is_known(hidden) or not is_linear(last):
         return None
     return Dense(hidden, last, gradients)
+
+
+def is_linear(layer: Any) -> bool:
+    """Whether a layer is weight times input plus bias, and nothing else."""
+    return type(layer) in (nn.Linear, Linear)
 
 
 def _is_known(torso: Any) -> bool:

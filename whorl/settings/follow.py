@@ -146,8 +146,8 @@ def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset
                 step = size // math.gcd(size, rows // now[name])
                 now[name] = max(1, round(now[name] / step)) * step
                 break
-    if not recurrent or "chunk_length" in given:
-        return
+    if not recurrent or "chunk_length" in given or "chunk_length" not in now:
+        return  # an algorithm of one's own may do without
     chunk = largest_divisor(math.gcd(size, now["num_steps"]), unit)
     # A chunk of one row has no gradient through time.
     if chunk > 1 or "num_steps" not in given:

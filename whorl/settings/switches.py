@@ -28,7 +28,12 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "memory_size memory_layers burn_in sequence_length sequence_stride chunk_length stored_memory target_memory "
         "share_memory refresh_memory whole_episodes last_action last_reward",
     ),
-    ("memory", _is("attention"), "set memory to attention", "memory_heads memory_window"),
+    (
+        "memory",
+        _is("attention"),
+        "set memory to attention",
+        "memory_heads memory_window memory_positions memory_gate",
+    ),
     ("her", _on, "set her to future", "her_goals"),
     ("n_step", lambda steps: steps > 1, "set n_step to more than 1", "use_n_step_is refresh_probabilities"),
     ("use_n_step_is", _on, "set use_n_step_is to true", "v_lambda v_rho v_c"),
