@@ -1,7 +1,9 @@
 """Names for parts, and what a saved config may name."""
 
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -203,3 +205,19 @@ def test_named_losses(name: str, options: dict[str, object], expected: float) ->
 def test_a_loss_that_averages_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match="reduction: none"):
         value_loss(Part("torch.nn.functional.l1_loss"))
+
+
+def test_a_script_that_names_its_own_parts_trains_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("""
+import whorl
+
+def size(q, target):
+    return (q - target).abs()
+
+print("trains")
+whorl.load("CartPole-v1", "dqn", loss="mine.size", total_timesteps=100, quiet=True, eval=False).train()
+""")
+    done = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stdout.count("trains")) == (0, 1), done.stderr

@@ -203,7 +203,12 @@ def _register_first(kind: str, name: str) -> str:
 
 
 def import_named(module: str) -> Any:
-    """Import a module that the user named; one that is not installed may be in the current folder."""
+    """Import a module that the user named; one that is not installed may be in the current folder.
+
+    The script that runs is not imported once more, which would train once more.
+    """
+    if module not in sys.modules and _is_script(module):
+        return sys.modules["__main__"]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -221,6 +226,19 @@ def import_hint(module: str, error: ImportError) -> str:
     if not top or error.name != top:
         return ""
     return f"; install it, run this in the folder that holds {top}.py, or add that folder to PYTHONPATH"
+
+
+def _is_script(module: str) -> bool:
+    """Whether a module is the script that Python was started with."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None or Path(script).stem != module:
+        return False
+    found = importlib.util.find_spec(module)
+    return (
+        found is not None
+        and found.origin is not None
+        and Path(found.origin).resolve() == Path(script).resolve()
+    )
 
 
 def _is_module(folder: Path, name: str) -> bool:

@@ -468,7 +468,7 @@ def read_policy(path: Path, trust: tuple[str, ...] = (), device: str = "cpu") ->
         raise problem from error
 
 
-_SEEDING = threading.Lock()
+_SEEDING = threading.RLock()
 """held while weights are drawn from the global generator, which threads share"""
 
 
