@@ -56,6 +56,35 @@ def test_what_belongs_to_a_setting_without_effect_is_told_too() -> None:
             {"action_noise_theta": 0.15},
             "action_noise_theta has no effect while action_noise is 0.0; set action_noise to more than 0",
         ),
+        (
+            "ppo",
+            {"final_kl": 0.5},
+            "final_kl has no effect while lr_schedule is constant; set lr_schedule to kl",
+        ),
+        ("dqn", {"noisy_sigma": 0.1}, "noisy_sigma has no effect while noisy is false; set noisy to true"),
+        (
+            "iqn",
+            {"munchausen_low": -2.0},
+            "munchausen_low has no effect while munchausen is 0.0; set munchausen to 0.9",
+        ),
+        ("td3", {"v_max": 50.0}, "v_max has no effect while n_atoms is 0; set n_atoms to 51"),
+        (
+            "sac",
+            {"discrete_dqn_epsilon": 0.1},
+            "discrete_dqn_epsilon has no effect while discrete_dqn_like is false; set discrete_dqn_like to true",
+        ),
+        ("sac", {"cql_actions": 5}, "cql_actions has no effect while cql_weight is 0.0; set cql_weight to 5"),
+        (
+            "agent57",
+            {"policy_max_kl": 0.1},
+            "policy_max_kl has no effect while policy_head is false; set policy_head to true",
+        ),
+        (
+            "sac",
+            {"demonstration_ratio": 0.2},
+            "demonstration_ratio has no effect while demonstrations is not set; name a dataset as demonstrations",
+        ),
+        ("sac", {"offline_steps": 5}, "offline_steps has no effect while dataset is not set; name a dataset"),
         ("dqn", {"her_goals": 3}, "her_goals has no effect while her is none; set her to future"),
         (
             "ppo",

@@ -50,6 +50,15 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("exploration", _is("boltzmann"), "set exploration to boltzmann", "temperature temperature_final"),
     ("normalize_obs", _on, "set normalize_obs to true", "obs_clip_range"),
     ("clip_reward", _on, "set clip_reward to true", "reward_clip_range"),
+    ("lr_schedule", _is("kl"), "set lr_schedule to kl", "final_kl"),
+    ("noisy", _on, "set noisy to true", "noisy_sigma"),
+    ("munchausen", _on, "set munchausen to 0.9", "munchausen_temperature munchausen_low"),
+    ("n_atoms", _on, "set n_atoms to 51", "v_min v_max"),
+    ("discrete_dqn_like", _on, "set discrete_dqn_like to true", "discrete_dqn_epsilon"),
+    ("cql_weight", _on, "set cql_weight to 5", "cql_actions cql_target_gap"),
+    ("policy_head", _on, "set policy_head to true", "policy_max_kl"),
+    ("demonstrations", _on, "name a dataset as demonstrations", "demonstration_ratio"),
+    ("dataset", _on, "name a dataset", "offline_steps"),
     (
         "use_wandb",
         _on,
@@ -87,4 +96,4 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(_plain(value))
+    return str(value).lower() if isinstance(value, bool) else str(_plain(value)) or "not set"
