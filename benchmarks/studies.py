@@ -57,6 +57,11 @@ def with_novelty(algorithm: str, names: Iterable[str] = NOVELTY) -> dict[str, tu
     }
 
 
+CORRECTION = {
+    "1 step": ("sac", {"n_step": 1}),
+    "5 steps": ("sac", {"n_step": 5}),
+    "5 steps, V-trace": ("sac", {"n_step": 5, "use_n_step_is": True}),
+}
 HARD_GRIDS = (
     "MiniGrid-DoorKey-8x8-v0",
     "MiniGrid-MultiRoom-N6-v0",
@@ -198,11 +203,7 @@ STUDIES: dict[str, Study] = {
     ),
     "stale_replay": Study(
         ("PendulumFull-v0", "CartPoleContinuousLong-v0"),
-        {
-            "1 step": ("sac", {"n_step": 1}),
-            "5 steps": ("sac", {"n_step": 5}),
-            "5 steps, V-trace": ("sac", {"n_step": 5, "use_n_step_is": True}),
-        },
+        CORRECTION,
         {
             **SMALL_NETWORKS,
             "num_envs": 16,
@@ -218,11 +219,7 @@ STUDIES: dict[str, Study] = {
     ),
     "stale_replay_mujoco": Study(
         ("HalfCheetah-v5", "Hopper-v5"),
-        {
-            "1 step": ("sac", {"n_step": 1}),
-            "5 steps": ("sac", {"n_step": 5}),
-            "5 steps, V-trace": ("sac", {"n_step": 5, "use_n_step_is": True}),
-        },
+        CORRECTION,
         {
             "num_envs": 16,
             "num_steps": 8,
