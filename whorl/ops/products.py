@@ -32,10 +32,12 @@ def batched_product(value: Tensor, weight: Tensor) -> Tensor:
         return torch.bmm(value, weight)
     if weight.shape[-1] == 1:
         # A CPU takes eight times as long for the batched product, and for both of its gradients.
-        return torch.stack([torch.mm(*pair) for pair in zip(value.unbind(), weight.unbind())])
+        return torch.stack([torch.mm(*pair) for pair in zip(value.unbind(), weight.unbind(), strict=True)])
     if not onednn_pays(value, value.shape[-2] * weight[0].numel()):
         return torch.bmm(value, weight)
-    return torch.stack([_Product.apply(*pair, None) for pair in zip(value.unbind(), weight.unbind())])
+    return torch.stack(
+        [_Product.apply(*pair, None) for pair in zip(value.unbind(), weight.unbind(), strict=True)]
+    )
 
 
 def product(value: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
