@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from whorl.core.errors import EnvError
 from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.adapters.vectorized import BatchedVector
@@ -42,6 +43,13 @@ def test_a_env_that_ended_is_reset_by_the_next_call_without_reward() -> None:
         assert not bool((ended & step.reset).any())
         seen += int(ended.sum())
     assert seen > NUM_ENVS
+
+
+def test_a_snapshot_of_the_batch_is_not_continued_one_by_one() -> None:
+    few = find("CartPole-v1").vector(NUM_ENVS - 1)
+    assert isinstance(few, GymnasiumVector)
+    with pytest.raises(EnvError, match=r"whorl train \.\.\. --load-checkpoint-dir RUN"):
+        few.restore(made().snapshot())
 
 
 def test_the_dynamics_are_those_of_the_single_environment() -> None:

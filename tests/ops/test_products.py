@@ -12,9 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from whorl.core.hardware import as_on_gpu, is_amd
 from whorl.nets.by_hand import Dense
-from whorl.nets.layers import MLP
+from whorl.nets.layers import MLP, Linear
 from whorl.ops import products
-from whorl.ops.products import Linear, batched_product, linear, product
+from whorl.ops.products import batched_product, linear, product
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this build of torch is without oneDNN"
@@ -73,6 +73,14 @@ def test_linear_equals_torchs(
 def test_batched_product_equals_torchs(given_to_onednn: list[tuple[int, ...]]) -> None:
     same(batched_product, torch.bmm, drawn(2, ROWS, INPUTS), drawn(2, INPUTS, OUTPUTS))
     assert len(given_to_onednn) == 6
+
+
+@pytest.mark.parametrize(("rows", "outputs"), [(ROWS, OUTPUTS), (10, OUTPUTS), (ROWS, 1)])
+def test_batched_product_adds_a_bias(rows: int, outputs: int) -> None:
+    def theirs(value: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.baddbmm(bias, value, weight)
+
+    same(batched_product, theirs, drawn(2, rows, INPUTS), drawn(2, INPUTS, outputs), drawn(2, 1, outputs))
 
 
 def test_rows_that_all_members_share_have_the_gradients_of_all() -> None:

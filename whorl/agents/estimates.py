@@ -75,9 +75,9 @@ def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
     if hasattr(agent, "q"):
         return agent.q(agent.backbone(rows), taken)[0]
     if hasattr(agent, "q_of_rows") or hasattr(agent, "q_values"):
-        plain = hasattr(agent, "q_values")
-        found = agent.q_values(critic.backbone(rows), {}) if plain else agent.q_of_rows(rows)
-        found = _unscaled(agent, found[0])
+        follows = hasattr(agent, "q_of_rows")  # one of several policies
+        every = agent.q_of_rows(rows) if follows else agent.q_values(critic.backbone(rows), {})
+        found = _unscaled(agent, every[0])
         return found if action is None else found.gather(-1, action.unsqueeze(-1))[..., 0]
     atoms = getattr(agent, "atoms", None)
     if isinstance(atoms, ReturnAtoms) and atoms.on:  # continuous actions, which the critics read as they are

@@ -128,7 +128,7 @@ class BoundedNet(nn.Module):
             inner = normed(first, batched_product(value, self.weights[first])).relu()
             inner = normed(first + 1, batched_product(inner, self.weights[first + 1])).relu()
             value = value + inner
-        value = batched_product(self.rms(value), self.weights[-1]) + self.bias
+        value = batched_product(self.rms(value), self.weights[-1], self.bias)
         return value.unflatten(1, lead), found
 
     def merge_(self, moments: list[Moments]) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from whorl.nets.backbone import Backbone
 from whorl.nets.flat import Flat
-from whorl.nets.layers import MLP
+from whorl.nets.layers import MLP, Linear
 from whorl.nets.q_network import QHead, QNetwork
-from whorl.ops.products import Linear, onednn_pays, product
+from whorl.ops.products import onednn_pays, product
 
 SLOPES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     F.elu: lambda gradient, output: torch.ops.aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, output),

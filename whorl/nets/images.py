@@ -24,10 +24,9 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.spec import MASK_KEY, SpecTree
 from whorl.core.tree import Tree
-from whorl.nets.layers import orthogonal_
+from whorl.nets.layers import Linear, orthogonal_
 from whorl.nets.vit import VisionTransformer
 from whorl.ops.augment import LEAST_SIDE, Channels, Picture, picture
-from whorl.ops.products import Linear
 
 GAIN = 2**0.5
 """keeps the size of activations through a ReLU"""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.registry import Part, construct, register, resolve
-from whorl.ops.products import Linear, linear
+from whorl.ops.products import linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
@@ -38,6 +38,13 @@ def orthogonal_(module: nn.Module, gain: float = 2**0.5) -> nn.Module:
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
     return module
+
+
+class Linear(nn.Linear):
+    """torch's layer, multiplied by `whorl.ops.products`."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return linear(value, self.weight, self.bias)
 
 
 class MLP(nn.Module):

@@ -14,11 +14,10 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.data.config import ReplayConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings, torso
-from whorl.nets.layers import MLP, layered, orthogonal_
+from whorl.nets.layers import MLP, Linear, layered, orthogonal_
 from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.noisy import NoisyLinear, NoisyMLP
 from whorl.nets.preprocessor import reward_limit
-from whorl.ops.products import Linear
 from whorl.settings.schema import Activation, HiddenSizes, NonNegative
 
 

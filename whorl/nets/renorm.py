@@ -122,7 +122,7 @@ class RenormMLP(nn.Module):
                 found.append(moments)
             else:
                 value = norm(value)
-            value = batched_product(value, weight) + bias  # [members, rows, columns]
+            value = batched_product(value, weight, bias)  # [members, rows, columns]
         return value.unflatten(1, lead), found
 
     def merge_(self, moments: list[Moments]) -> None:

@@ -5,12 +5,13 @@ torch multiplies by MKL, which reaches half the rate of an AMD core with AVX-512
 Python are given to oneDNN; everywhere else these functions are torch's.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from whorl.core.hardware import acts_as_on_gpu, is_amd
 
@@ -26,18 +27,19 @@ def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return rows if value.dim() == 2 else rows.view(*value.shape[:-1], weight.shape[0])
 
 
-def batched_product(value: Tensor, weight: Tensor) -> Tensor:
-    """`torch.bmm`: value [members, rows, inputs] times weight [members, inputs, outputs]."""
-    if value.device.type != "cpu":
-        return torch.bmm(value, weight)
-    if weight.shape[-1] == 1:
+def batched_product(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.bmm`: value [members, rows, inputs] times weight [members, inputs, outputs], plus bias [members, 1,
+    outputs]."""
+    on_cpu = value.device.type == "cpu"
+    if on_cpu and weight.shape[-1] == 1:
         # A CPU takes eight times as long for the batched product, and for both of its gradients.
-        return torch.stack([torch.mm(*pair) for pair in zip(value.unbind(), weight.unbind(), strict=True)])
-    if not onednn_pays(value, value.shape[-2] * weight[0].numel()):
-        return torch.bmm(value, weight)
-    return torch.stack(
-        [_Product.apply(*pair, None) for pair in zip(value.unbind(), weight.unbind(), strict=True)]
-    )
+        multiply: Callable[..., Tensor] = torch.mm
+    elif on_cpu and onednn_pays(value, value.shape[-2] * weight[0].numel()):
+        multiply = _without_bias
+    else:
+        return torch.bmm(value, weight) if bias is None else torch.baddbmm(bias, value, weight)
+    found = torch.stack([multiply(*pair) for pair in zip(value.unbind(), weight.unbind(), strict=True)])
+    return found if bias is None else found.add_(bias)
 
 
 def product(value: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -46,13 +48,6 @@ def product(value: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tens
     ordered = weight if weight.is_contiguous() or weight.mT.is_contiguous() else weight.contiguous()
     found = torch.ops.mkldnn._linear_pointwise(value.contiguous(), ordered.mT, bias, "none", [], "")
     return found if out is None else out.copy_(found)
-
-
-class Linear(nn.Linear):
-    """torch's layer by `linear`."""
-
-    def forward(self, value: Tensor) -> Tensor:
-        return linear(value, self.weight, self.bias)
 
 
 class _Product(torch.autograd.Function):
@@ -78,6 +73,10 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             of_bias = slope.sum(0)
         return of_value, of_weight, of_bias
+
+
+def _without_bias(value: Tensor, weight: Tensor) -> Tensor:
+    return _Product.apply(value, weight, None)
 
 
 def _asked_for(node: Any) -> bool:

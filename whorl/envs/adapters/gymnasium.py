@@ -240,8 +240,8 @@ def to_arrays(value: Any) -> Any:
 def check_num_envs(snapshot: dict[str, Any], num_envs: int) -> None:
     if "num_envs" not in snapshot:  # of the batch, by which earlier versions also stepped a few environments
         raise EnvError(
-            "the snapshot is of environments that were stepped as one batch and can't be continued one by one; "
-            "start a new run from its policy: --load-model"
+            "the environments of this run were stepped as one batch, which can't be continued one by one; start a new "
+            "run from its policy: whorl train ... --load-checkpoint-dir RUN"
         )
     found = len(snapshot["num_envs"])
     if found != num_envs:
