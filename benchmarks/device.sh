@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 NAMES="gymnasium farama-notifications cloudpickle mujoco==3.17.0 ale-py==0.12.1 pyyaml rich markdown-it-py mdurl pygments
 absl-py etils importlib-resources zipp glfw imageio psutil minatar minigrid pygame-ce box2d stable-baselines3 sb3-contrib
-h5py minari typing_extensions matplotlib contourpy cycler fonttools kiwisolver pyparsing packaging pillow python-dateutil six tensorboard protobuf"
+pytest pluggy iniconfig pytest-xdist execnet tyro docstring-parser typeguard h5py minari typing_extensions matplotlib contourpy cycler fonttools kiwisolver pyparsing packaging pillow python-dateutil six tensorboard protobuf"
 
 case "${1:-}" in
 fetch)

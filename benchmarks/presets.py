@@ -6,8 +6,8 @@
 
 Every run is a process with its share of the cores and the settings of the preset as they are. `report` prints a table
 and writes `benchmarks/results/ALGORITHM_ENV.json` and `docs/curves/ALGORITHM_ENV.png`, which `python docs/generate.py`
-puts on the pages. The return is that of 100 deterministic episodes of the last policy. A run that has not spent its
-budget after `--limit` seconds is stopped and recorded as such.
+puts on the pages. The return is that of 100 deterministic episodes of the last policy (20 of an Atari game). A run that
+has not spent its budget after `--limit` seconds is stopped and recorded as such.
 """
 
 import json
@@ -26,7 +26,8 @@ from whorl.log.plot import plot_runs
 from whorl.settings.merge import configure
 from whorl.settings.presets import WRAPPED
 
-EPISODES = 100
+EPISODES, ATARI_EPISODES = 100, 20
+RESULTS = ROOT / "benchmarks" / "results"
 ROWS = 300
 """most rows of training metrics kept of a run; all evaluations are kept"""
 SHOWN = ("steps", "time/elapsed", "episode/return", "evaluation/return")
@@ -88,8 +89,12 @@ def budget(job: Mapping[str, Any], gpu: bool) -> int:
 
 
 def one(job: Mapping[str, Any], limit: float) -> Record:
-    found = train(job["env"], job["algorithm"], {"seed": job["seed"]}, EPISODES, limit)
+    found = train(job["env"], job["algorithm"], {"seed": job["seed"]}, episodes(job["env"]), limit)
     return {**found.record, **origin(), "rows": thinned(found.rows), "config": found.config}
+
+
+def episodes(env: str) -> int:
+    return ATARI_EPISODES if env in GROUPS["atari"] else EPISODES
 
 
 def thinned(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -117,16 +122,20 @@ def report(records: Iterable[Record], to: Path | None) -> str:
     lines = ["| algorithm | environment | return | steps | wall time | seeds | machine |", "|---" * 7 + "|"]
     for (algorithm, env), runs in sorted(pairs.items()):
         runs.sort(key=lambda run: run["job"]["seed"])
-        name = f"{algorithm}_{env}".replace("/", "-")
+        name = file_name(algorithm, env)
         draw(runs, (to or ROOT / "docs" / "curves") / f"{name}.png")
         text = json.dumps(result(algorithm, env, name, runs), indent=1)
-        ((to or ROOT / "benchmarks" / "results") / f"{name}.json").write_text(text + "\n", "utf-8")
+        ((to or RESULTS) / f"{name}.json").write_text(text + "\n", "utf-8")
         returns = [run["return"] for run in runs]
         shown = f"{fmean(returns):,.1f} ({min(returns):,.1f} to {max(returns):,.1f})"
         steps, seconds = (fmean(run[key] for run in runs) for key in ("steps", "wall_time"))
         cells = (algorithm, env, shown, f"{steps:,.0f}", f"{seconds:,.0f} s", len(runs), runs[0]["machine"])
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines)
+
+
+def file_name(algorithm: str, env: str) -> str:
+    return f"{algorithm}_{env}".replace("/", "-")
 
 
 def draw(runs: Sequence[Record], path: Path) -> None:
@@ -153,7 +162,7 @@ def result(algorithm: str, env: str, name: str, runs: Sequence[Record]) -> dict[
         "env": env,
         "settings": {},
         "policy": "last",
-        "episodes": EPISODES,
+        "episodes": episodes(env),
         "seeds": [
             {
                 "seed": run["job"]["seed"],
@@ -192,12 +201,19 @@ def main() -> None:
     line.run.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
     line.run.add_argument("--algorithms", nargs="+", default=list(RATES[False]), choices=list(RATES[False]))
     line.run.add_argument("--envs", nargs="+", default=[])
+    line.run.add_argument("--missing", action="store_true", help="only presets without a recorded result")
     line.report.add_argument("--to", type=Path, help="write all files there instead")
     args = line.parser.parse_args()
     if args.command == "job":
         print(json.dumps(one(args.job, args.limit)))
     elif args.command == "run":
         found = all_jobs(args.groups, args.algorithms, args.envs, args.seeds, args.gpu)
+        if args.missing:
+            found = [
+                job
+                for job in found
+                if not (RESULTS / f"{file_name(job['algorithm'], job['env'])}.json").exists()
+            ]
         run_with(args, found, partial(estimate, limit=args.limit, gpu=args.gpu))
     else:
         print(report(read_all(args), args.to))
