@@ -114,7 +114,7 @@ def estimate(job: Mapping[str, Any], records: list[Record], limit: float, gpu: b
     return min(known or 30 + steps / RATES[gpu][job["algorithm"]], limit + 30)
 
 
-def report(records: Iterable[Record], to: Path | None) -> str:
+def report(records: Iterable[Record], to: Path | None, note: str = "") -> str:
     """Write the result and the curve of every preset; a table of them."""
     pairs: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -124,7 +124,7 @@ def report(records: Iterable[Record], to: Path | None) -> str:
         runs.sort(key=lambda run: run["job"]["seed"])
         name = file_name(algorithm, env)
         draw(runs, (to or ROOT / "docs" / "curves") / f"{name}.png")
-        text = json.dumps(result(algorithm, env, name, runs), indent=1)
+        text = json.dumps(result(algorithm, env, name, runs, note), indent=1)
         ((to or RESULTS) / f"{name}.json").write_text(text + "\n", "utf-8")
         returns = [run["return"] for run in runs]
         shown = f"{fmean(returns):,.1f} ({min(returns):,.1f} to {max(returns):,.1f})"
@@ -149,14 +149,14 @@ def draw(runs: Sequence[Record], path: Path) -> None:
         plot_runs(sorted(Path(folder).iterdir()), path)
 
 
-def result(algorithm: str, env: str, name: str, runs: Sequence[Record]) -> dict[str, Any]:
+def result(algorithm: str, env: str, name: str, runs: Sequence[Record], note: str = "") -> dict[str, Any]:
     """The record that `docs/generate.py` reads."""
     planned = runs[0]["config"]["total_timesteps"]
     cut = [run for run in runs if run["steps"] < planned]
     notes = [f"stopped before {planned:,} steps, at a time limit"] if cut else []
     if busy := shared(runs):
         notes.append(f"beside other programs: {busy:,.0f} s of processor time")
-    note = {"note": "; ".join(notes)} if notes else {}
+    notes += [note] if note else []
     return {
         "algorithm": algorithm,
         "env": env,
@@ -184,7 +184,7 @@ def result(algorithm: str, env: str, name: str, runs: Sequence[Record]) -> dict[
         "commit": runs[0]["commit"],
         "date": max(run["date"] for run in runs),
         "curve": f"docs/curves/{name}.png",
-        **note,
+        **({"note": "; ".join(notes)} if notes else {}),
     }
 
 
@@ -203,6 +203,7 @@ def main() -> None:
     line.run.add_argument("--envs", nargs="+", default=[])
     line.run.add_argument("--missing", action="store_true", help="only presets without a recorded result")
     line.report.add_argument("--to", type=Path, help="write all files there instead")
+    line.report.add_argument("--note", default="", help="what is to be said of every result")
     args = line.parser.parse_args()
     if args.command == "job":
         print(json.dumps(one(args.job, args.limit)))
@@ -216,7 +217,7 @@ def main() -> None:
             ]
         run_with(args, found, partial(estimate, limit=args.limit, gpu=args.gpu))
     else:
-        print(report(read_all(args), args.to))
+        print(report(read_all(args), args.to, args.note))
 
 
 if __name__ == "__main__":
