@@ -52,7 +52,7 @@ test-full: setup
 	$(BIN)/python -m pytest -m "not gpu"
 
 test-gpu:
-	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m pytest -m gpu -v
 
 audit: setup
 	$(PYTHON) -m venv build/audit

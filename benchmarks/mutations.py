@@ -440,6 +440,7 @@ MUTATIONS: list[Mutation] = [
         "components/prediction.py",
         "components/test_prediction.py",
         Bug("rewards of masked rows count", "- reward).square() * real", "- reward).square()"),
+        Bug("the last rows are never learned", "torch.randint(left + 1,", "torch.randint(1,"),
     ),
     *planted(
         "explore/acting.py",

@@ -121,6 +121,22 @@ def test_windows_of_a_sequence_begin_behind_its_burn_in() -> None:
     assert torch.equal(found, torch.bincount(batch.action[batch.mask > 0], minlength=3))
 
 
+def test_rows_that_fill_no_window_are_those_of_either_end_by_chance() -> None:
+    agent: Any = build("a2c", IMAGE, prediction=SMALL)
+    model, (rollout,) = agent.components["prediction"], rollouts(agent)
+    rows, num_envs = rollout.shape
+    length = rows // 2 - 1
+    model.cfg = replace(SMALL, length=length, batch_size=99)  # all
+    model.shown_action = torch.zeros(length, *model.shown_action.shape[1:])
+    rollout.reward.copy_(torch.arange(1.0, rows + 1).unsqueeze(1))
+    rollout.mask.fill_(1.0)
+    learned = {
+        tuple(model.windows(rollout, agent.observations)[3].unique().int().tolist()) for _ in range(50)
+    }
+    assert all(len(found) == 2 * length for found in learned)
+    assert learned == {tuple(range(first, first + 2 * length)) for first in (1, 2, 3)}
+
+
 def test_the_error_is_summed_by_hand() -> None:
     """With decoders of 0 and a reward head of 1 the error is half the squares, over rows that count."""
     agent: Any = build(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from whorl.core import cuda_graphs
 from whorl.core.cuda_graphs import Recorded
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -38,17 +39,20 @@ def test_recording_ends_before_generators_are_set_and_keeps_no_workspace(
 ) -> None:
     # On a GPU the recording's own write to a generator's offset would otherwise come after that of the first replay.
     log: list[str] = []
+    streams: list[Any] = []
 
     @contextmanager
     def graph(of: Any, stream: Any) -> Iterator[None]:
         log.append("record")
+        streams.append(stream)
         yield
         log.append("recorded")
 
     fake = _Fake(log)
     for name, value in {
         "device": lambda device: log.append(str(device)) or nullcontext(),
-        "Stream": lambda: fake,
+        "Stream": lambda: _Fake(log),
+        "current_device": lambda: 1,
         "current_stream": lambda: fake,
         "stream": lambda stream: nullcontext(),
         "synchronize": lambda: log.append("synchronize"),
@@ -56,6 +60,7 @@ def test_recording_ends_before_generators_are_set_and_keeps_no_workspace(
         "CUDAGraph": lambda: fake,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(cuda_graphs, "_STREAMS", {})
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("clear"), raising=False)
     generator: Any = fake
     on_host = torch.zeros(1)
@@ -71,6 +76,8 @@ def test_recording_ends_before_generators_are_set_and_keeps_no_workspace(
         "synchronize",
         "set generator",
     ]
+    Recorded(lambda: None, [on_host], [generator])
+    assert len(streams) == 2 and streams[0] is streams[1] is cuda_graphs._STREAMS[1]
 
 
 @pytest.mark.gpu

@@ -48,8 +48,8 @@ class PredictionConfig(AuxiliaryConfig):
     predicts: tuple[str, ...] = ()
     """keys of the observation that are predicted; empty: all, privileged ones included"""
     length: Annotated[int, Range(1, 10**6)] = 16
-    """batches are split into windows of this many steps, behind their burn-in; transitions of a replay buffer are
-    windows of one step"""
+    """batches are split into windows of this many steps, behind their burn-in; rows that fill no window are left out,
+    at either end by chance; transitions of a replay buffer are windows of one step"""
     batch_size: PositiveCount = 64
     """windows per gradient step, drawn from the batch"""
     size: Size = 128
@@ -155,6 +155,10 @@ class Prediction(Auxiliary):
         length = min(self.cfg.length, learned)
         device = batch.mask.device
         first = batch.burn_in + torch.arange(learned // length, device=device) * length
+        if (
+            left := learned % length
+        ):  # windows begin later in some batches, or the last rows were never learned
+            first = first + torch.randint(left + 1, (1,), generator=self.generator, device=device)
         row = torch.arange(length + 1, device=device).unsqueeze(1) + first  # [L+1, windows]
         cells = (row.unsqueeze(-1) * num_envs + torch.arange(num_envs, device=device)).flatten(1)  # [L+1, N]
         order = torch.rand(cells.shape[1], generator=self.generator, device=device).argsort()

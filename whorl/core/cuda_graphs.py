@@ -89,6 +89,16 @@ class Gate:
 
 GATE = Gate()
 """of this process"""
+_STREAMS: dict[int, torch.cuda.Stream] = {}
+"""for recording, by the number of the device"""
+
+
+def recording_stream() -> torch.cuda.Stream:
+    """The stream on which graphs of the current device are recorded; torch's own is on the device of its first graph."""
+    device = torch.cuda.current_device()
+    if device not in _STREAMS:
+        _STREAMS[device] = torch.cuda.Stream()
+    return _STREAMS[device]
 
 
 def record(
@@ -154,11 +164,10 @@ def _record_here(
     torch.cuda.synchronize()
     for generator in generators:
         graph.register_generator_state(generator)
-    # A graph has workspaces of its own for matrix products. Torch keeps one per stream: graphs that were recorded on
-    # one stream and are replayed at the same time would share it, and give wrong results.
+    # A graph has workspaces of its own for matrix products. Torch keeps one per stream, and all graphs are recorded on
+    # one stream: graphs that are replayed at the same time would share it, and give wrong results.
     torch._C._cuda_clearCublasWorkspaces()
-    # Torch's own stream for recording is on the device of the first graph.
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+    with torch.cuda.graph(graph, stream=recording_stream()):
         result = step()
     torch._C._cuda_clearCublasWorkspaces()
     # Recording sets the offsets of random generators to 0 on its stream, a replay sets them on the current one: that

@@ -59,6 +59,7 @@ _SWITCHES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("policy_head", _on, "set policy_head to true", "policy_max_kl"),
     ("demonstrations", _on, "name a dataset as demonstrations", "demonstration_ratio"),
     ("dataset", _on, "name a dataset", "offline_steps"),
+    ("load_checkpoint_dir", _on, "name a run or a checkpoint as load_checkpoint_dir", "load_strict"),
     (
         "use_wandb",
         _on,

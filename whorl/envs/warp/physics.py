@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import messages
-from whorl.core.cuda_graphs import GATE
+from whorl.core.cuda_graphs import GATE, recording_stream
 from whorl.core.errors import EnvError, missing_extra
 
 NEWTON = 2
@@ -158,7 +158,7 @@ class Physics:
             # Other threads may allocate meanwhile.
             with (
                 torch.cuda.device(self.device),
-                torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, stream=recording_stream(), capture_error_mode="thread_local"),
             ):
                 self._step()
         except RuntimeError as error:
