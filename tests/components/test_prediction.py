@@ -124,7 +124,7 @@ def test_windows_of_a_sequence_begin_behind_its_burn_in() -> None:
 def test_rows_that_fill_no_window_are_those_of_either_end_by_chance() -> None:
     agent: Any = build("a2c", IMAGE, prediction=SMALL)
     model, (rollout,) = agent.components["prediction"], rollouts(agent)
-    rows, num_envs = rollout.shape
+    rows = len(rollout.reward)
     length = rows // 2 - 1
     model.cfg = replace(SMALL, length=length, batch_size=99)  # all
     model.shown_action = torch.zeros(length, *model.shown_action.shape[1:])

@@ -94,7 +94,7 @@ _STREAMS: dict[int, torch.cuda.Stream] = {}
 
 
 def recording_stream() -> torch.cuda.Stream:
-    """The stream on which graphs of the current device are recorded; torch's own is on the device of its first graph."""
+    """On which graphs of the current device are recorded; torch's own stream is on the device of its first graph."""
     device = torch.cuda.current_device()
     if device not in _STREAMS:
         _STREAMS[device] = torch.cuda.Stream()

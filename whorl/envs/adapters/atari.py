@@ -393,37 +393,49 @@ class Atari(gymnasium.Env):
 class _Shrink:
     """Resizes images of `shape` to `size` by `size` by area averaging.
 
-    All sums are integers below 2^24, which are exact in float32: every machine and every BLAS gives the same images.
+    All sums are integers below 2^24, which are exact in float32: every machine gives the same images. Rows are weighted
+    and added, then columns; a product of matrices would wake a thread of BLAS on every core for each image.
     """
 
     def __init__(self, shape: tuple[int, int], size: int) -> None:
         height, width = shape
-        self._rows, self._row_share, row_sum = _shares(height, size)
-        columns, share, column_sum = _shares(width, size)
-        self._columns = np.zeros((width, size), np.float32)
-        for column, part in zip(columns, share):
-            self._columns[column, np.arange(size)] += part
-        self._sum = np.float32(row_sum * column_sum)
-        self._part = np.zeros((size, width), np.uint16)
-        self._low = np.zeros((size, width), np.uint16)
-        self._float = np.zeros((size, width), np.float32)
+        rows, row_share, row_sum = _shares(height, size)
+        columns, column_share, column_sum = _shares(width, size)
+        self._total = np.float32(row_sum * column_sum)
+        kind = np.uint16 if 255 * row_sum * column_sum < 2**16 else np.uint32
+        self._row_mean = _Weighted(rows, row_share.astype(kind), width, np.uint8)
+        self._column_mean = _Weighted(columns, column_share.astype(kind), size, kind)
+        self._turned = np.zeros((width, size), kind)
         self._mean = np.zeros((size, size), np.float32)
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         if image.ndim == 2:
             return self._plane(image)
+        if image.shape[2] == 1:
+            return self._plane(image[:, :, 0])[:, :, None]
         return np.stack([self._plane(plane) for plane in np.moveaxis(image, 2, 0)], axis=2)
 
     def _plane(self, plane: np.ndarray) -> np.ndarray:
-        low, part = self._low, self._part
-        low.fill(0)
-        for rows, share in zip(self._rows, self._row_share):
-            np.multiply(plane[rows], share[:, None], out=part)
-            np.add(low, part, out=low)
-        np.copyto(self._float, low)
-        np.matmul(self._float, self._columns, out=self._mean)
-        np.divide(self._mean, self._sum, out=self._mean)
+        np.copyto(self._turned, self._row_mean(plane).T)
+        np.divide(self._column_mean(self._turned).T, self._total, out=self._mean)
         return np.rint(self._mean, out=self._mean).astype(np.uint8)
+
+
+class _Weighted:
+    """Sums of rows: `index` and `share` [k, new rows] are the old rows of each new one and their weights."""
+
+    def __init__(self, index: np.ndarray, share: np.ndarray, width: int, kind: Any) -> None:
+        self._index, self._share = list(index), list(share[:, :, None])
+        self._picked = np.zeros((index.shape[1], width), kind)
+        self._part, self._sum = (np.zeros(self._picked.shape, share.dtype) for _ in range(2))
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        self._sum.fill(0)
+        for index, share in zip(self._index, self._share):
+            np.take(rows, index, axis=0, out=self._picked, mode="clip")  # other modes copy `out` once more
+            np.multiply(self._picked, share, out=self._part)
+            np.add(self._sum, self._part, out=self._sum)
+        return self._sum
 
 
 def _shares(old: int, new: int) -> tuple[np.ndarray, np.ndarray, int]:
