@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
+import psutil
 import pytest
 import torch
 
@@ -15,9 +16,10 @@ import whorl
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Storage
 from whorl.core.errors import ConfigError, EnvError
-from whorl.distributed.actor import Role, Trajectory
+from whorl.distributed.actor import ActorProcess, Role, Trajectory
 from whorl.distributed.fleet import Fleet
 from whorl.distributed.fleet_collector import FleetCollector
+from whorl.distributed.pool import WorkerPool
 from whorl.distributed.remote import RestartPolicy
 from whorl.distributed.tensors import SharedWeights
 from whorl.envs.make import find
@@ -249,3 +251,46 @@ def test_slabs_that_can_not_make_up_a_batch_are_told(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         whorl.load("CartPole-v1", algorithm, {**SMALL, **given}).train()
+
+
+def test_workers_of_an_actor_step_its_environments_in_two_groups() -> None:
+    source = find("CartPole-v1")
+    agent = build_agent(configure("impala", "CartPole-v1", {"num_envs": 8}), source.spec(8), 0)
+    actor = ActorProcess(Role(agent, source, 4, STEPS, timeout=60.0, workers=2), 1, (3, 5))
+    try:
+        pool: Any = actor.collector.env
+        assert isinstance(pool, WorkerPool)
+        assert (pool.workers, pool.groups, pool.timeout) == (2, 2, 60.0)
+        for number in range(3):
+            fields, tensors = actor.roll(random=False)
+            assert fields["number"] == number and fields["seen"]["steps"] > 0.8 * 4 * STEPS
+        obs, reset = tensors["obs"], tensors["reset"]
+        same = (obs[1:] == obs[:-1]).all(-1)
+        assert not (same & ~reset[1:].bool()).any()  # every environment moved in every step
+        os.kill(pool._remotes[1].process.pid, signal.SIGKILL)
+        with pytest.raises(EnvError, match=r"worker 1 \(environments 1, 3\)"):
+            for _ in range(3):
+                actor.roll(random=False)
+    finally:
+        actor.close()
+
+
+def test_actors_with_workers_train_and_leave_none_behind_when_one_is_killed(tmp_path: Path) -> None:
+    class Watching(whorl.Callback):
+        workers: ClassVar[set[int]] = set()
+        killed = False
+
+        def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+            for member in trainer.parts.acting.collector.fleet.members:
+                if member.remote is not None:
+                    self.workers |= {
+                        child.pid for child in psutil.Process(member.remote.process.pid).children()
+                    }
+
+    given = {**SMALL, "num_envs": 8, "workers": 2, "max_iterations": 6, "runs": str(tmp_path)}
+    result = whorl.load("CartPole-v1", "impala", given, callbacks=[Watching()]).train()
+    assert result.steps >= 6 * 8 and len(Watching.workers) == 4
+    ended = time.monotonic() + 60
+    while any(map(psutil.pid_exists, Watching.workers)):
+        assert time.monotonic() < ended
+        time.sleep(0.02)

@@ -334,7 +334,7 @@ def test_the_rate_of_updates_after_a_resume_is_of_those_made_since(tmp_path: Pat
     ("dqn", {"max_lag": 2}, "max_lag is 2, but there are no actors"),
     ("dqn", {"actors_on_gpu": True}, "actors_on_gpu is True, but there are no actors"),
     ("a3c", {"max_lag": 2}, "max_lag is 2, but actors that send gradients wait"),
-    ("impala", {"workers": 2}, "workers is 2, but actors step their environments themselves"),
+    ("impala", {"actors": 4, "num_envs": 4, "workers": 2}, "2 for each actor, which has 1 environment; choose 0 to 1"),
 ])  # fmt: skip
 def test_settings_without_effect_are_told(algorithm: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

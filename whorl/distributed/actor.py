@@ -25,6 +25,7 @@ from whorl.data.batch import Batch
 from whorl.data.initial_priorities import InitialPriorities
 from whorl.data.replay import FIRST
 from whorl.distributed.hang_timer import HangTimer, Report
+from whorl.distributed.pool import make_vector
 from whorl.distributed.remote import Slots, Weights
 from whorl.distributed.tensors import Layout, layout_of
 from whorl.envs.make import Source
@@ -195,6 +196,9 @@ class Role:
     timeout: float = 0.0
     """seconds within which each step has to return, or the actor is replaced; 0: no limit"""
     records_episodes: bool = False
+    workers: int = 0
+    """processes of each actor that step its environments, in two groups: one is stepped while the policy acts for the
+    other; 0: the actor steps them itself"""
 
     def weights(self, agent: Agent) -> list[Tensor]:
         """The tensors that actors need: what acting reads, or all of them if actors compute updates or TD errors."""
@@ -230,12 +234,14 @@ class ActorProcess:
         self.weights = role.weights(self.agent)
         generator = torch.Generator(device).manual_seed(act)
         numbers = range(number * role.num_envs, (number + 1) * role.num_envs)
-        vector = role.source.vector(role.num_envs, device)
+        vector = make_vector(role.source, role.num_envs, device, role.workers, timeout=role.timeout)
         collector = collector_for(vector)
         self.collector = collector(vector, self.agent, role.steps, generator, numbers=numbers)
         self.collector.reset(env)
         self.collector.episode_statistics.record = role.records_episodes
-        self._timeout, self._stepper = role.timeout, getattr(vector, "stepper", None)
+        # Workers are watched by their pool.
+        self._timeout = 0.0 if role.workers else role.timeout
+        self._stepper = getattr(vector, "stepper", None)
         self._rolling, self._share = False, 0.0
         self.collector.watch = self._made_step
         self.payload = role.payload(self.collector.storage.batch(), act)
@@ -337,9 +343,10 @@ def check_actors(run: RunConfig, agent: Agent) -> None:
         raise ConfigError(
             f"max_lag is {run.max_lag}, but actors that send gradients wait until these are applied; leave max_lag out"
         )
-    if run.workers > 0:
+    if run.workers > share:
         raise ConfigError(
-            f"workers is {run.workers}, but actors step their environments themselves; leave workers out"
+            f"workers is {run.workers} for each actor, which has {share} environment{'s'[: share != 1]}; choose 0 to "
+            f"{share}, or more environments"
         )
     if run.env_device.startswith("cuda"):
         raise ConfigError(

@@ -363,6 +363,7 @@ def make_fleet(
         run.actors_on_gpu,
         run.env_timeout,
         needs_episodes,
+        source.workers(max(run.workers, 0), num_envs),
     )
     lag = None if run.max_lag < 0 and agent.tolerates_stale_data else max(run.max_lag, 0)
 

@@ -35,8 +35,8 @@ class Keywords(TypedDict, total=False):
     env_device: str
     """device on which the policy acts; native environments are stepped there too"""
     workers: int
-    """processes that step the environments; 0: none; -1: one per core if the environments are slow enough to
-    gain"""
+    """processes that step the environments, with actors those of each actor; 0: none; -1: one per core if the
+    environments are slow enough to gain, with actors none"""
     acting: Literal["auto", "central", "workers"]
     """where actions are computed: in this process (central) or in every worker; auto: in the workers, if there
     are any"""

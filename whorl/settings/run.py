@@ -38,7 +38,8 @@ class RunConfig:
     env_device: Device = "cpu"
     """device on which the policy acts; native environments are stepped there too"""
     workers: Annotated[int, Range(-1, 1000)] = -1
-    """processes that step the environments; 0: none; -1: one per core if the environments are slow enough to gain"""
+    """processes that step the environments, with actors those of each actor; 0: none; -1: one per core if the
+    environments are slow enough to gain, with actors none"""
     acting: Literal["auto", "central", "workers"] = "auto"
     """where actions are computed: in this process (central) or in every worker; auto: in the workers, if there are
     any"""
