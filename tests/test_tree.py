@@ -23,9 +23,11 @@ def test_tensors_tuples_and_lists_are_leaves(leaf: Any) -> None:
     assert tree.map(len, {"a": leaf}) == {"a": 2}
 
 
-def test_a_copy_to_the_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_copies_of_pinned_memory_to_a_gpu_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(torch.Tensor, "to", lambda leaf, device, non_blocking: asked.append(non_blocking))
-    for device in ("cpu", torch.device("cpu"), torch.device("cuda", 0)):
-        tree.to(torch.zeros(1), device)
-    assert asked == [False, False, True]
+    for pinned in (True, False):
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda leaf: pinned)  # noqa: B023
+        for device in ("cpu", torch.device("cpu"), torch.device("cuda", 0)):
+            tree.to(torch.zeros(1), device)
+    assert asked == [False, False, True, False, False, False]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from whorl.core.cuda_graphs import Recorded
 from whorl.core.errors import ConfigError
 from whorl.envs.native import quadrotor
 from whorl.envs.native.quadrotor import Quadrotor
@@ -334,18 +335,10 @@ def test_a_captured_step_replays_what_eager_steps_do(compile: bool):
     captured, eager = (Quadrotor(512, "cuda", compile=compile) for _ in range(2))
     action = torch.zeros(512, 4, device="cuda")
     captured.reset(0), eager.reset(0)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            captured.step(action)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(captured.generator)
-    with torch.cuda.graph(graph):
-        step = captured.step(action)
+    recorded = Recorded(lambda: captured.step(action), [], [captured.generator])
     captured.reset(5), eager.reset(5)
     for _ in range(60):
-        graph.replay()
+        step = recorded.replay()
         expected = eager.step(action)
         assert torch.equal(step.reset, expected.reset)
         torch.testing.assert_close(step.obs, expected.obs)

@@ -12,6 +12,7 @@ from torch import Tensor
 import whorl
 from whorl.conformance import capture_safe
 from whorl.core import tree
+from whorl.core.cuda_graphs import Recorded
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Continuous, Discrete, empty_action
 from whorl.envs.make import find
@@ -298,18 +299,10 @@ def test_a_captured_step_replays_what_eager_steps_do(id: str, options: dict[str,
     captured, eager = (WORLDS[id](512, "cuda", **options) for _ in range(2))
     action = tree.to(actions(eager, 0), "cuda")
     captured.reset(0), eager.reset(0)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            captured.step(action)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(captured.generator)
-    with torch.cuda.graph(graph):
-        step = captured.step(action)
+    recorded = Recorded(lambda: captured.step(action), [], [captured.generator])
     captured.reset(5), eager.reset(5)
     for _ in range(30):
-        graph.replay()
+        step = recorded.replay()
         expected = eager.step(action)
         assert torch.equal(step.reset, expected.reset)
         torch.testing.assert_close(step.obs, expected.obs)

@@ -83,11 +83,14 @@ def test_recording_ends_before_generators_are_set_and_keeps_no_workspace(
 @pytest.mark.gpu
 @needs_gpu
 def test_graphs_that_replay_at_the_same_time_do_not_disturb_each_other() -> None:
+    read: list[Tensor] = []  # the graphs know addresses alone
+
     def product(seed: int) -> tuple[Recorded, Tensor, torch.cuda.Stream]:
         # A long inner dimension is split among blocks, whose partial sums are in the workspace.
         draw = torch.Generator("cuda").manual_seed(seed)
         one = torch.randn(64, 65_536, generator=draw, device="cuda")
         other = torch.randn(65_536, 64, generator=draw, device="cuda")
+        read.extend((one, other))
         made = Recorded(lambda: [one @ other for _ in range(20)], [], [])
         made.replay()
         torch.cuda.synchronize()

@@ -139,6 +139,7 @@ def test_a_captured_graph_goes_on_with_the_restored_numbers() -> None:
     graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         out.copy_(torch.rand(8, device="cuda", generator=generator))
+    torch.cuda.synchronize()  # recording sets the generator on its stream
     graph.replay()
     state = streams.state_dict()
     graph.replay()

@@ -113,7 +113,7 @@ def record(
 
 
 class Recorded:
-    """A step that a CUDA graph replays."""
+    """A step that a CUDA graph replays. The tensors that the step reads have to outlive it: it knows their addresses."""
 
     def __init__(
         self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]

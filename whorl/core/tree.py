@@ -89,9 +89,10 @@ def clone(tree: Tree) -> Tree:
 
 def to(tree: Tree, device: torch.device | str) -> Tree:
     """The same tree on `device` (leaves already there are not copied)."""
-    # A copy to the host that does not block could be read before it is there.
-    blocks = torch.device(device).type == "cpu"
-    return map(lambda leaf: leaf.to(device, non_blocking=not blocks), tree)
+    # A copy to the host that does not block could be read before it is there, one from memory that is not pinned could
+    # be made after the memory was written again.
+    to_host = torch.device(device).type == "cpu"
+    return map(lambda leaf: leaf.to(device, non_blocking=not to_host and leaf.is_pinned()), tree)
 
 
 def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:
