@@ -113,7 +113,7 @@ def record(
 
 
 class Recorded:
-    """A step that a CUDA graph replays. The tensors that the step reads have to outlive it: it knows their addresses."""
+    """A step that a CUDA graph replays. What the step reads has to outlive it: a graph knows addresses alone."""
 
     def __init__(
         self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]
