@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from whorl.datasets.minari import Episode, Writer
@@ -68,6 +69,8 @@ def written(
     folder: Path, observation: spaces.Space, action: spaces.Space, episodes: Sequence[Episode]
 ) -> Path:
     """A dataset of these episodes."""
+    for name in ("h5py", "minari"):
+        pytest.importorskip(name)
     writer = Writer("scripted-v0", folder, observation, action)
     for episode in episodes:
         writer.add(episode)
