@@ -334,11 +334,21 @@ def test_the_rate_of_updates_after_a_resume_is_of_those_made_since(tmp_path: Pat
     ("dqn", {"max_lag": 2}, "max_lag is 2, but there are no actors"),
     ("dqn", {"actors_on_gpu": True}, "actors_on_gpu is True, but there are no actors"),
     ("a3c", {"max_lag": 2}, "max_lag is 2, but actors that send gradients wait"),
+    ("impala", {"acting": "workers"}, "acting is workers, but with actors these act; leave acting out"),
     ("impala", {"actors": 4, "num_envs": 4, "workers": 2}, "2 for each actor, which has 1 environment; choose 0 to 1"),
 ])  # fmt: skip
 def test_settings_without_effect_are_told(algorithm: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         whorl.load("CartPole-v1", algorithm, settings).build()
+
+
+def test_workers_are_none_where_environments_are_one_batch(tmp_path: Path) -> None:
+    given = {"num_envs": 4, "actors": 2, "workers": 2, "quiet": True, "runs": str(tmp_path)}
+    trainer = whorl.load("Quadrotor-v0", "impala", given).build()
+    try:
+        assert trainer.settings.run.workers == 0
+    finally:
+        trainer.close()
 
 
 def test_actors_on_gpus_that_are_not_there_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

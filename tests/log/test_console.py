@@ -333,6 +333,11 @@ def test_several_runs_are_silent_when_quiet() -> None:
             "8 environments x 128 steps, 1 epoch, batches of 256, 2 workers, cpu, 20k steps",
         ),
         (
+            "impala",
+            {"num_envs": 8, "num_steps": 20, "actors": 2, "workers": 4},
+            "8 environments x 20 steps, 2 actors, 4 workers each, cpu, 20k steps",
+        ),
+        (
             "sac",
             {"num_envs": 1, "num_steps": 1, "batch_size": 64, "updates_per_step": 0.5, "hardware": "gpu"},
             "1 environment x 1 step, 0.5 updates per step, batches of 64, cpu with settings for a gpu, 20k steps",

@@ -197,8 +197,8 @@ class Role:
     """seconds within which each step has to return, or the actor is replaced; 0: no limit"""
     records_episodes: bool = False
     workers: int = 0
-    """processes of each actor that step its environments, in two groups: one is stepped while the policy acts for the
-    other; 0: the actor steps them itself"""
+    """processes of each actor that step its environments; with two environments or more for each of them, one half is
+    stepped while the policy acts for the other; 0: the actor steps them itself"""
 
     def weights(self, agent: Agent) -> list[Tensor]:
         """The tensors that actors need: what acting reads, or all of them if actors compute updates or TD errors."""
@@ -343,6 +343,8 @@ def check_actors(run: RunConfig, agent: Agent) -> None:
         raise ConfigError(
             f"max_lag is {run.max_lag}, but actors that send gradients wait until these are applied; leave max_lag out"
         )
+    if run.acting == "workers":
+        raise ConfigError("acting is workers, but with actors these act; leave acting out")
     if run.workers > share:
         raise ConfigError(
             f"workers is {run.workers} for each actor, which has {share} environment{'s'[: share != 1]}; choose 0 to "

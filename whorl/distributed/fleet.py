@@ -64,7 +64,8 @@ class Fleet:
         self.seed, self.ahead, self.direct = seed, ahead, direct
         layout = role.layout  # raises, if it must, before anything is started
         self._role = cloudpickle.dumps(role)
-        self._backend = make_backend(ray, actors)
+        self._cpus = 1 + role.workers
+        self._backend = make_backend(ray, actors * self._cpus)
         self._gpus = 0.0
         if role.on_gpu and self._backend.gpus is not None:
             self._gpus = gpu_share(int(self._backend.gpus), actors)
@@ -141,7 +142,7 @@ class Fleet:
         member, seeds = self.members[number], self.seed(number, self.lives[number])
         arguments = (self._role, number, seeds, self.slots[number], self._weights)
         member.remote = self._backend.start(
-            f"actor {number}", RemoteActor, *arguments, cpus=1, gpus=self._gpus
+            f"actor {number}", RemoteActor, *arguments, cpus=self._cpus, gpus=self._gpus
         )
         member.started, member.since = False, time.monotonic()
 
@@ -184,7 +185,8 @@ class Fleet:
         if not hopeless and (self._warned or max(waits) < START_WARNING):
             return
         text = (
-            f"{len(waits)} of {len(self.members)} actors have not started in {max(waits):.0f} s; each takes a CPU, and "
+            f"{len(waits)} of {len(self.members)} actors have not started in {max(waits):.0f} s; each takes "
+            f"{'a CPU' if self._cpus == 1 else f'{self._cpus} CPUs'}, and "
             f"{self._backend.resources()}; add CPUs or use fewer actors"
         )
         if hopeless:

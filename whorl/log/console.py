@@ -367,7 +367,8 @@ def summary(settings: Settings, device: str) -> str:
         parts.append("1 epoch" if algo.n_epochs == 1 else f"{algo.n_epochs} epochs")
     if hasattr(algo, "batch_size"):
         parts.append(f"batches of {algo.batch_size:,}")
-    parts += [f"{getattr(run, name)} {name}" for name in ("actors", "workers") if getattr(run, name) > 0]
+    parts += [f"{run.actors} actors"] if run.actors else []
+    parts += [f"{run.workers} workers{' each' if run.actors else ''}"] if run.workers > 0 else []
     usual = {"cpu": "cpu", "gpu": "cuda"}.get(run.hardware, device)
     parts.append(device if device.startswith(usual) else f"{device} with settings for a {run.hardware}")
     budget = {"steps": run.total_timesteps, "episodes": run.total_episodes, "iterations": run.max_iterations}

@@ -266,8 +266,8 @@ def _acting(
         if needs.steps:
             raise _unseen(f"{run.actors} actors make their steps", "on_episode, or leave actors out")
         fleet = make_fleet(source, copy, run, streams, needs.rows, needs.episodes, notify)
-        remote = RemoteEnvs(source.id)
-        return Acting(fleet, remote, copy, fleet.role.weights, fleet.fleet.dashboard)
+        remote, workers = RemoteEnvs(source.id), fleet.role.workers
+        return Acting(fleet, remote, copy, fleet.role.weights, fleet.fleet.dashboard, workers)
     workers = source.workers(run.workers, run.num_envs)
     if workers and run.acting != "central":
         if needs.steps:

@@ -38,8 +38,8 @@ class Keywords(TypedDict, total=False):
     """processes that step the environments, with actors those of each actor; 0: none; -1: one per core if the
     environments are slow enough to gain, with actors none"""
     acting: Literal["auto", "central", "workers"]
-    """where actions are computed: in this process (central) or in every worker; auto: in the workers, if there
-    are any"""
+    """where actions are computed without actors: in this process (central) or in every worker; auto: in the
+    workers, if there are any"""
     actors: int
     """processes that collect asynchronously, each with its share of the environments; 0: collect
     synchronously"""
