@@ -155,9 +155,8 @@ class Prediction(Auxiliary):
         length = min(self.cfg.length, learned)
         device = batch.mask.device
         first = batch.burn_in + torch.arange(learned // length, device=device) * length
-        if (
-            left := learned % length
-        ):  # windows begin later in some batches, or the last rows were never learned
+        # Windows begin later in some batches, or the last rows were never learned.
+        if left := learned % length:
             first = first + torch.randint(left + 1, (1,), generator=self.generator, device=device)
         row = torch.arange(length + 1, device=device).unsqueeze(1) + first  # [L+1, windows]
         cells = (row.unsqueeze(-1) * num_envs + torch.arange(num_envs, device=device)).flatten(1)  # [L+1, N]

@@ -403,8 +403,8 @@ class _Shrink:
         columns, column_share, column_sum = _shares(width, size)
         self._total = np.float32(row_sum * column_sum)
         kind = np.uint16 if 255 * row_sum * column_sum < 2**16 else np.uint32
-        self._row_mean = _Weighted(rows, row_share.astype(kind), width, np.uint8)
-        self._column_mean = _Weighted(columns, column_share.astype(kind), size, kind)
+        self._row_sums = _Weighted(rows, row_share.astype(kind), width, np.uint8)
+        self._column_sums = _Weighted(columns, column_share.astype(kind), size, kind)
         self._turned = np.zeros((width, size), kind)
         self._mean = np.zeros((size, size), np.float32)
 
@@ -416,8 +416,8 @@ class _Shrink:
         return np.stack([self._plane(plane) for plane in np.moveaxis(image, 2, 0)], axis=2)
 
     def _plane(self, plane: np.ndarray) -> np.ndarray:
-        np.copyto(self._turned, self._row_mean(plane).T)
-        np.divide(self._column_mean(self._turned).T, self._total, out=self._mean)
+        np.copyto(self._turned, self._row_sums(plane).T)
+        np.divide(self._column_sums(self._turned).T, self._total, out=self._mean)
         return np.rint(self._mean, out=self._mean).astype(np.uint8)
 
 
